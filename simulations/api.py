@@ -128,7 +128,9 @@ class RunResult(Figures):
 
     @property
     def labels(self) -> list[str] | None:
-        """Names of the classes, in the order of the model's outputs; None if the data have none."""
+        """Names of the classes, or of the intervals of `hazards`, in the order of the model's outputs;
+        None if they have none.
+        """
         return self._folder.labels()
 
     @property
@@ -193,9 +195,9 @@ class RunResult(Figures):
         names, rows = [column["name"] for column in columns], layer.weight.T.tolist()
         if layer.bias is not None:
             names, rows = [*names, INTERCEPT], [*rows, layer.bias.tolist()]
-        count, task = layer.out_features, self._assembly.data.task
-        known = getattr(task, "intervals", lambda: self.labels or ())()
-        outputs = names_of_outputs(count, task.name, known) or [f"output {i}" for i in range(count)]
+        count, task = layer.out_features, self._assembly.data.task.name
+        outputs = names_of_outputs(count, task, self.labels or ())
+        outputs = outputs or [f"output {i}" for i in range(count)]
         return pandas.DataFrame(rows, index=names, columns=outputs)
 
     @plain_defaults()
@@ -336,8 +338,8 @@ def simulate(
 
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`; default: `lora` for a model of
-            `transformers` or `peft`, and else `digits`. The following arguments replace its model,
-            task, data and so on.
+            `transformers` or `peft` or a function that returns one, and else `digits`. The
+            following arguments replace its model, task, data and so on.
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function
             that returns one; models of `transformers` and `peft` are modules. Like task, data and
             mechanism, it may also be a bundled name or "package.module:name".

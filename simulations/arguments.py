@@ -12,7 +12,7 @@ from fedlgm.data import DataSet
 from fedlgm.data.division import needs_labels
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import shown_name
-from fedlgm.training.models.huggingface import is_huggingface
+from fedlgm.training.models.huggingface import instance_of, is_huggingface
 from simulations.config import recipe as recipes
 from simulations.config.overrides import Overrides, override, settings
 from simulations.config.own import Own, few_sites, own_of
@@ -119,8 +119,8 @@ def resolve(
     that are names, the changes.
 
     Args:
-        recipe: a recipe's name or file, or a `Recipe`; default: `lora` for a Hugging Face model, and
-            else `digits`.
+        recipe: a recipe's name or file, or a `Recipe`; default: `lora` for a Hugging Face model, or a
+            function that returns one, and else `digits`.
         given: arguments of `simulate` that take names or objects, and `noise`.
         changes: overrides, each in turn.
 
@@ -137,7 +137,7 @@ def resolve(
     """
     names, objects = apart(given)
     correlation, own = correlation_keys(objects.pop("noise", None)), own_of(objects)
-    default = LORA if recipe is None and is_huggingface(own.model) else recipe
+    default = LORA if recipe is None and is_huggingface(instance_of(own.model)) else recipe
     raw = default.plain_values() if isinstance(default, Recipe) else recipes.read(default)
     if default is not recipe:
         raw.pop("task", None)  # that of the recipe's own text; the model's head has another

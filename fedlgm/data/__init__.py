@@ -346,7 +346,7 @@ def with_users(data: Any, users: Any) -> Any:
         return data
     if isinstance(data, DataSet):
         return dataclasses.replace(
-            data, train_user=user_numbers(users, len(data.train_y)), clients=None
+            data, train_user=user_numbers(users, len(data.train_y)), clients=None, sites=None
         )
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}

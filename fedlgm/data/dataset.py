@@ -22,7 +22,7 @@ from fedlgm.training import inputs
 from fedlgm.training.inputs import Arrays
 
 _BYTES = "bytes of "
-_KEYS = ("train", "test", "clients", "users", "classes", "labels", "name")
+_KEYS = ("train", "test", "clients", "users", "sites", "classes", "labels", "name")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class DataSet:
         spent: cost of private statistics in the arrays, such as those that standardised them.
         labels: for classes with names, the name of each class.
         columns: for tables, the description of each column of the inputs, in their order.
+        sites: if the users are sites with public names, their names, in the order of their numbers.
     """
 
     name: str
@@ -62,6 +63,7 @@ class DataSet:
     spent: Spent | None = None
     labels: tuple[str, ...] | None = None
     columns: tuple[tables.Column, ...] | None = None
+    sites: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train_x", "test_x"):
@@ -116,6 +118,7 @@ class DataSet:
             test_x=test_x,
             train_user=None if users is None else np.unique(users[rows], return_inverse=True)[1],
             clients=None,
+            sites=None,
         )
 
     @classmethod
@@ -126,6 +129,7 @@ class DataSet:
         *,
         clients: Sequence[Any] | None = None,
         users: Any = None,
+        sites: bool = False,
         classes: int | None = None,
         labels: Sequence[str] | None = None,
         columns: tuple[tables.Column, ...] | None = None,
@@ -143,6 +147,8 @@ class DataSet:
             clients: for each client the indices of its training examples; some may be empty.
                 Examples that no client holds are not used.
             users: instead of `clients`, the user of each training example [n], numbers or names.
+            sites: whether the users are sites, such as hospitals, whose names are public. Reports
+                name them where one example is protected.
             classes: number of classes (tokens). None takes the test targets' largest plus one, so
                 that the number does not depend on private examples.
             labels: names of the classes, in the order of their numbers. If targets are names, None
@@ -210,6 +216,7 @@ class DataSet:
             partition,
             labels=named,
             columns=columns,
+            sites=tuple(map(str, np.unique(users))) if sites and user is not None else None,
         )
 
     @classmethod
@@ -268,6 +275,7 @@ class DataSet:
             classes=classes,
             clients=self.clients,
             spent=self.spent,
+            sites=self.sites,
         )
 
     @property

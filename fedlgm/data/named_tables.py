@@ -92,7 +92,8 @@ def _tables(
     sites = Sites(test, Path(files[1]), Encoding(**given), columns, lambda path: _read(path, names))
     train, owners = sites.table(paths_of(f"data.{keys[0]}", file))
     mapping = _as_mapping(NAME, train, test, columns)
-    return mapping if columns.get("users") is not None else mapping | {"users": owners}
+    of_sites = {"users": owners, "sites": True}
+    return mapping if columns.get("users") is not None else mapping | of_sites
 
 
 def _text_columns(columns: Mapping[str, Any]) -> list[str]:

@@ -110,7 +110,8 @@ class Sites:
 
     def table(self, paths: Sequence[Path]) -> tuple[libraries.DataFrame, np.ndarray]:
         """The rows of all files, with the columns in the order of the public table, and the name of
-        each row's site (its file without the ending).
+        each row's site: its file without the ending, or if two files have one name, the file's path
+        from their common folder.
 
         Raises:
             DataError: at least one file cannot be used; the message lists the faults of all files.
@@ -135,8 +136,9 @@ class Sites:
             raise DataError(self._report(found, len(paths)))
         names = [*self._needed, *([self._users] if self._users else [])]
         sites = [path.name.split(".")[0] for path in paths]
-        if len(set(sites)) < len(sites):
-            sites = list(map(str, paths))
+        if len(set(sites)) < len(sites):  # folders above the common one may name a person
+            common = os.path.commonpath(map(os.path.abspath, paths))
+            sites = [os.path.relpath(path, common) for path in paths]
         owners = np.repeat(sites, [len(frame) for frame in frames])
         return pandas.concat([frame[names] for frame in frames], ignore_index=True), owners
 

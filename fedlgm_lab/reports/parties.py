@@ -1,7 +1,8 @@
-"""The parties to a run, and what each of them sees."""
+"""The parties to a run, what each of them sees, and what its named sites contributed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedlgm.privacy.guarantee import Trust
@@ -34,6 +35,54 @@ _SERVER: dict[Trust, str] = {
 }
 
 
+_SENT: dict[Trust, str] = {
+    "central": "the sum of its rows' bounded gradients, without noise",
+    "local": "its update, with the noise that it added itself",
+    "distributed": "the sum of its rows' bounded gradients, with its share of the noise",
+}
+
+_OF_A_CLIENT = "its own data, and the released model of every round"
+
+
+class Site(NamedTuple):
+    """A site whose rows are protected one by one.
+
+    Attributes:
+        name: its name.
+        contributed: what it sent, as far as that is public.
+        saw: what reached it.
+    """
+
+    name: str
+    contributed: str
+    saw: str
+
+
+def list_sites(
+    names: Sequence[str], trust: Trust, rounds: int, rate: float = 1.0, cap: int | None = None
+) -> list[Site]:
+    """The named sites of a run that protects one row.
+
+    Args:
+        names: names of the sites.
+        trust: the run's trust model.
+        rounds: number of the run's rounds.
+        rate: probability with which a site is drawn for a round.
+        cap: largest number of rounds in which a site takes part.
+
+    Example:
+        >>> list_sites(["cleveland"], "central", 100)[0].contributed
+        "in each of the 100 rounds, the sum of its rows' bounded gradients, without noise"
+    """
+    when = f"in each of the {rounds} rounds"
+    if rate < 1 or cap is not None:
+        when = f"drawn with probability {rate:g} {when}"
+    if cap is not None:
+        when += f", at most {cap} times"
+    contributed = f"{when}, {_SENT[trust]}"
+    return [Site(name, contributed, _OF_A_CLIENT) for name in names]
+
+
 def list_parties(trust: Trust, simulated: bool) -> list[Party]:
     """The parties to a run, and what reaches each of them.
 
@@ -55,7 +104,7 @@ def list_parties(trust: Trust, simulated: bool) -> list[Party]:
     )
     return [
         *([machine] if simulated else []),
-        Party("a client (a site)", "its own data, and the released model of every round"),
+        Party("a client (a site)", _OF_A_CLIENT),
         Party("the server", _SERVER[trust]),
         Party(
             "readers of the model, of this page and of the ledger",

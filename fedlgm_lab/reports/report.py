@@ -15,7 +15,7 @@ from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
 from fedlgm_lab.reports.measured import Measurements
-from fedlgm_lab.reports.parties import list_parties
+from fedlgm_lab.reports.parties import list_parties, list_sites
 from fedlgm_lab.reports.pictures import (
     Picture,
     division,
@@ -25,6 +25,7 @@ from fedlgm_lab.reports.pictures import (
     per_layer,
 )
 from fedlgm_lab.reports.trade_off import bounds_table, draw_curve
+from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 from simulations.runs.stopping import reported_rates
@@ -80,6 +81,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         layers=_layers(folder, rows),
         noise=_noise(folder, rows, float(result["noise_multiplier"])),
         parties=_parties(recipe.privacy.trust, _is_simulated(folder)),
+        sites=_sites(folder, recipe, int(result["rounds"])),
         division=_division(folder, private),
         inputs=_inputs(folder),
         ledger=_ledger(ledger),
@@ -180,6 +182,15 @@ def _parties(trust: Trust, simulated: bool) -> page.Table:
     return page.Table(
         ("party", "what it sees"), list_parties(trust, simulated), "Parties to the run", words=True
     )
+
+
+def _sites(folder: RunFolder, recipe: Recipe, rounds: int) -> page.Table | None:
+    """The sites by name; None if they have no public names."""
+    names = folder.provenance.read().get("sites", [])
+    privacy, rate = recipe.privacy, recipe.sampling.rate
+    rows = list_sites(names, privacy.trust, rounds, rate, privacy.max_participations)
+    head = ("site", "what it contributed", "what it saw")
+    return page.Table(head, rows, f"{len(rows)} sites", words=True) if rows else None
 
 
 def _division(folder: RunFolder, private: bool) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Checked(Difference):
         if self.outcome == "effect excluded":
             return "paper's effect excluded"
         if math.isnan(self.mean):
-            return "not decided (no runs)"
+            return "not decided (fewer than two seeds)"
         if self.outcome == "not decided":
             seeds = f"more than {MOST_SEEDS}" if self.needed is None else self.needed
             return f"not decided ({seeds} seeds would decide)"
@@ -72,7 +72,7 @@ class Checked(Difference):
     def in_words(self) -> str:
         """The difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
-            return "fewer than two seeds"
+            return "no interval"
         scale, unit = self._unit()
         mean, low, high = (f"{scale * value:+.3g}" for value in (self.mean, self.low, self.high))
         return (

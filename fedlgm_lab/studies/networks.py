@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import object_name
 from fedlgm.training import models
-from fedlgm.training.models.huggingface import is_huggingface
+from fedlgm.training.models.huggingface import instance_of, is_huggingface
 from fedlgm.wording import alternatives
 from fedlgm_lab.studies.methods import FORMS, parse_entry
 from simulations.config.own import Own
@@ -97,7 +97,7 @@ def first_of_huggingface(entries: Iterable[Any]) -> Any:
         True
     """
     found = [network.what for network in networks_of(entries).values()]
-    return found[0] if found and all(map(is_huggingface, found)) else None
+    return found[0] if found and all(is_huggingface(instance_of(what)) for what in found) else None
 
 
 def task_of(entries: Iterable[Any]) -> str | None:

@@ -206,8 +206,8 @@ def _fill_of(column: tables.Column, name: str) -> dict[str, Any]:
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:
-    """Names of a model's outputs, from the names of the classes; None if the classes do not name
-    them.
+    """Names of a model's outputs, from those of the classes or intervals; None if these do not
+    name them.
 
     Example:
         >>> names_of_outputs(1, "binary", ["ill", "well"]), names_of_outputs(2, "regression", [])
@@ -222,7 +222,7 @@ def _frame(outputs: np.ndarray, task: str, labels: Sequence[str]) -> pandas.Data
     """Outputs [n, k] as the task reads them."""
     outputs, count = outputs.astype(np.float64), outputs.shape[1]
     names = names_of_outputs(count, task, labels)
-    if count == 1 and names is not None:
+    if names is not None and len(names) < len(labels):
         outputs, names = np.concatenate([np.zeros_like(outputs), outputs], axis=1), list(labels)
         task = "classification"  # the logit of the second class is its excess over the first
     if task == "classification":

@@ -40,10 +40,16 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     }
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
-    labels, columns = assembly.data.dataset.labels, assembly.data.dataset.columns
-    if columns is not None:
-        provenance["columns"] = [*columns]
-    return provenance if labels is None else provenance | {"labels": list(labels)}
+    dataset, recipe = assembly.data.dataset, assembly.recipe
+    labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
+    if dataset.columns is not None:
+        provenance["columns"] = [*dataset.columns]
+    # A site that is itself the unit of protection, or a part of one, has no name in a public file.
+    if dataset.sites and (recipe.unit, recipe.data.partition) == ("example", "natural"):
+        provenance["sites"] = [*dataset.sites]
+    if labels:
+        provenance["labels"] = [*labels]
+    return provenance
 
 
 def _trained_by(assembly: Assembly) -> str:

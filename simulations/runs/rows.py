@@ -263,9 +263,11 @@ class Provenance(TypedDict, total=False):
         sources: sources of the objects that the recipe names as "package.module:name".
         layers: d_j by name.
         versions: versions of the installed packages.
-        labels: names of the classes, if they have names.
+        labels: names of the classes, or of the task's intervals, if they have names.
         columns: names, kinds and standardisation of the columns of a table's inputs, in their
             order.
+        sites: names of the sites whose files hold the clients' data, where one example is
+            protected.
         trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"`
             became PyTorch.
     """
@@ -277,6 +279,7 @@ class Provenance(TypedDict, total=False):
     versions: dict[str, str]
     labels: list[str]
     columns: list[Column]
+    sites: list[str]
     trained_by: str
 
 

@@ -31,7 +31,8 @@ _RELEASED: dict[Trust, str] = {
 _OUTSIDE = [
     "the test figures, which are computed from released models on public examples",
     "the initial model and pretrained weights, which are assumed to be public",
-    "the numbers of clients and classes and the columns of a table, which are assumed to be public",
+    "the numbers of clients and classes, which are assumed to be public",
+    "the columns of a table and the names of sites in the report, which are assumed to be public",
     "the choice of the recipe, unless a search is charged",
     "durations, missing answers and participants, which only the operator sees",
 ]

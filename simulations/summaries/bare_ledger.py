@@ -72,7 +72,7 @@ def bare_ledger_table(report: BareLedgerReport) -> Group:
         f"{report['ledger_head']}{worst_off(report['clients'])}\n"
         + (
             escape(report["guarantee"])
-            or "the ledger does not state the guarantee: it is that of the app's plan"
+            or "the ledger does not state the guarantee: the result of the training does"
         )
     )
     return Group(charges_table(report["ledger"], report["events"]), totals)

@@ -11,6 +11,8 @@ import numpy as np
 import pandas
 import pytest
 
+from fedlgm_lab.reports.report import write_report
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -51,6 +53,10 @@ def test_heart_disease_of_four_hospitals(
     sizes = [len(pandas.read_csv(file)) for file in sorted(tmp_path.glob("sites/*.csv"))]
     assert sizes == [48] * 4
     assert len(pandas.read_csv(tmp_path / "test.csv")) == 48
+    (run,) = tmp_path.glob("runs/*")
+    report = Path(write_report(run)["report"]).read_text(encoding="utf-8")
+    for name in ("cleveland", "hungarian", "switzerland", "va"):
+        assert f">{name}</th><td>in each of the 100 rounds, the sum" in report
 
 
 def test_the_page_shows_the_kept_figures_of_heart_disease() -> None:

@@ -9,9 +9,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pandas
 import pytest
+from matplotlib import pyplot
 from typer.testing import CliRunner
 
+import simulations
+from fedlgm.errors import ConfigError
 from fedlgm_lab.recommend import sweep
 from fedlgm_nodes.policy import Distributed, Policy
 from simulations import cli
@@ -232,3 +236,30 @@ def test_the_command_of_the_sweep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, [*shlex.split(command), *short], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "10,000" in done.output
+
+
+def test_the_figure_of_the_layers_is_one_call(tmp_path: Path) -> None:
+    text = (PAGES / "report.md").read_text(encoding="utf-8")
+    (call,) = re.findall(r"signal to noise ratio of the layers as one figure: `(.*?)`\.", text)
+    result = simulations.simulate(
+        "digits", run_dir=tmp_path / "run", overrides={"federation.rounds": 1}
+    )
+    axes = eval(call, {"pandas": pandas, "result": result})
+    layers = result.layers()
+    assert [bar.get_height() for bar in axes.patches] == [row["snr"] for row in layers]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        row["layer"] for row in layers
+    ]
+    axes.figure.savefig(tmp_path / "snr.pdf")
+    pyplot.close(axes.figure)
+
+
+def test_a_test_needs_as_many_seeds_as_the_page_says() -> None:
+    text = (PAGES / "study.md").read_text(encoding="utf-8")
+    sentence = (
+        "**A test needs at least two seeds** of both methods in a cell; `difference` refuses fewer."
+    )
+    assert sentence in text
+    with pytest.raises(ConfigError, match="at least two seeds"):
+        simulations.difference([0.9], [0.8])
+    assert simulations.difference([0.9, 0.8], [0.8, 0.75]).p < 1

@@ -11,6 +11,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import models
 from fedlgm.training.models.huggingface import plain, task_of
+from fedlgm_lab.studies.networks import first_of_huggingface
 from simulations.arguments import resolve
 from simulations.runs.folder import RunFolder
 
@@ -176,3 +177,22 @@ def test_a_model_of_transformers_has_the_defaults_of_lora_and_moves_its_adapters
 def test_the_default_recipe_leaves_the_task_to_the_models_head():
     recipe, _ = resolve(None, {"model": bert()})
     assert (recipe.task.name, recipe.training.optimizer) == ("classification", "adam")
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, lambda: lora(gpt2())], ids=["gpt2", "bert", "lora"])
+def test_a_function_that_returns_a_model_has_the_defaults_of_the_model(make):
+    state = torch.get_rng_state()
+    given, same = ({"model": what, "task": task_of(what)} for what in (make, make()))
+    assert given["task"] == same["task"]
+    assert first_of_huggingface([make]) is make
+    torch.set_rng_state(state)
+    recipe, expected = resolve(None, given)[0], resolve(None, same)[0]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (recipe.training, recipe.federation) == (expected.training, expected.federation)
+    assert recipe.task == expected.task
+
+
+def test_a_function_that_fails_is_reported_by_the_run():
+    assert resolve(None, {"model": lambda: 1 / 0})[0].training.optimizer == "sgd"
+    with pytest.raises(ConfigError, match=r"ZeroDivisionError"):
+        simulations.simulate(model=lambda: 1 / 0)

@@ -75,6 +75,22 @@ def test_a_run_is_not_continued_with_another_file_or_other_names(
         folder.provenance.settle(now)
 
 
+def test_a_recipe_may_name_one_file_of_each_site(changes: dict, tmp_path: Path) -> None:
+    rows = pandas.read_csv("train.csv")
+    Path("sites").mkdir()
+    for i, name in enumerate(["b", "a"]):
+        rows[i::2].to_csv(f"sites/{name}.csv", index=False)
+    files = {"data.file": "sites/*.csv", "data.partition": "natural", "federation.clients": 2}
+    run = tmp_path / "run"
+    simulations.simulate("digits", overrides=changes | files, engine="local", run_dir=run)
+    folder = RunFolder.open(run)
+    now = provenance_of(Assembly(folder.recipe()), AnyNode())
+    folder.provenance.settle(now)
+    rows.to_csv("sites/c.csv", index=False)
+    with pytest.raises(RunError, match=r"\*\.csv is not the training file that .*run began with"):
+        folder.provenance.settle(provenance_of(Assembly(folder.recipe()), AnyNode()))
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -5,11 +5,14 @@ This module imports neither package: it recognises a model by the package of its
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
+from fedlgm.extension.loader import misfit
+from fedlgm.training.devices import fork_rng
 
 _PACKAGES = ("transformers", "peft")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -80,6 +83,23 @@ def is_huggingface(module: object) -> bool:
     )
 
 
+def instance_of(model: Any) -> Any:
+    """The module that a class or function returns if it needs no arguments; any other object
+    unchanged.
+
+    The defaults of a run depend on its class. A function that fails is returned too, since the run
+    calls it again and reports the error.
+
+    Example:
+        >>> instance_of(nn.Identity), instance_of("mlp"), instance_of(nn.Linear) is nn.Linear
+        (Identity(), 'mlp', True)
+    """
+    if callable(model) and not isinstance(model, nn.Module) and not misfit(model):
+        with fork_rng(None), suppress(Exception):
+            return model()
+    return model
+
+
 def plain(module: Any) -> Any:
     """The module as the library calls it: a Hugging Face model wrapped in a `HuggingFace`, any
     other object unchanged.
@@ -112,10 +132,14 @@ def task_of(model: Any) -> str | None:
     """Name of the task for which a Hugging Face model's head is made; None if the default task
     suits it.
 
+    Args:
+        model: a module, or a class or function that returns one.
+
     Example:
         >>> task_of(nn.Linear(2, 2)) is None
         True
     """
+    model = instance_of(model)
     if not is_huggingface(model):
         return None
     inner = base_model(model)

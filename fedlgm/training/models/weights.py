@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from glob import glob
 from pathlib import Path
 
 import torch
@@ -82,13 +83,16 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
 
 
 def digest_of_file(file: Path | str) -> str:
-    """SHA-256 of a file's bytes.
+    """SHA-256 of a file's bytes; for a pattern such as "sites/*.csv", of the SHA-256 of each file.
 
     Raises:
         ConfigError: the file cannot be read.
     """
+    path = path_of("weights", file)
+    if not path.exists() and (several := sorted(glob(str(path), recursive=True))):
+        return hashlib.sha256("".join(map(digest_of_file, several)).encode()).hexdigest()
     try:
-        with path_of("weights", file).open("rb") as opened:
+        with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"weights: {file} cannot be read: {error.strerror}") from error

@@ -44,6 +44,22 @@ def test_each_file_is_a_site_and_columns_are_matched_by_name(sites):
     np.testing.assert_array_equal(same.train_x, read.train_x)
     of_recipe = data.load("table", file="sites/*.csv", test_file="test.csv", target="ill")
     np.testing.assert_array_equal(of_recipe.train_user, read.train_user)
+    assert read.sites == of_recipe.sites == ("hospital-0", "hospital-1", "hospital-2")
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders_alone(sites):
+    for i, each in enumerate(sites):
+        Path(f"wards/{i}").mkdir(parents=True)
+        each.to_csv(f"wards/{i}/rows.csv", index=False)
+    read = data.load(TABLES | {"train": str(Path("wards/*/rows.csv").absolute())})
+    assert read.sites == ("0/rows.csv", "1/rows.csv", "2/rows.csv")
+
+
+def test_the_names_in_a_column_of_users_are_not_names_of_sites(sites):
+    for i, each in enumerate(sites):
+        each.assign(patient="ann").to_csv(f"sites/hospital-{i}.csv", index=False)
+    assert data.load(TABLES | {"users": "patient"}).sites is None
+    assert data.load(TABLES | {"users": "patient"}).train_user.tolist() == [0] * 63
 
 
 def test_the_faults_of_all_files_are_one_report_without_a_value(sites):
@@ -149,3 +165,13 @@ def test_frames_take_categories_too(sites):
     tables = {part: with_text(frame(8, 1)) for part in ("train", "test")}
     read = data.load({**tables, "target": "ill", "categories": {"sex": ["F", "M"]}})
     assert [column["name"] for column in read.columns] == ["age", "dose", "sex=M", "stage"]
+
+
+def test_a_column_names_sites_where_the_user_says_so(sites):
+    rows = pandas.concat([each.assign(ward=f"ward {2 - i}") for i, each in enumerate(sites)])
+    tables = {"train": rows, "test": frame(10, 9), "target": "ill", "users": "ward"}
+    assert data.load(tables).sites is None
+    named = data.load(tables | {"sites": True})
+    assert named.sites == ("ward 0", "ward 1", "ward 2")
+    np.testing.assert_array_equal(np.bincount(named.train_user), [22, 21, 20])
+    assert named.keep(np.arange(5)).sites is None

@@ -16,9 +16,12 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas
 import pytest
+import torch
 from patience import LIMIT_S
 
+import simulations
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.privacy.guarantee import WHO_ADDS_NOISE
 from fedlgm_lab.reports import figures, page, pictures, report
@@ -118,6 +121,36 @@ def test_the_page_says_what_each_party_sees(adaptive: Path) -> None:
     sees = {trust: dict(list_parties(trust, False))["the server"] for trust in WHO_ADDS_NOISE}
     assert "without noise" in sees["central"]
     assert "without noise" not in sees["local"] + sees["distributed"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "named"), [("example", True), ("client", False)], ids=["rows", "sites"]
+)
+def test_the_page_names_the_sites_whose_rows_are_protected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, named: bool
+) -> None:
+    """And not the sites that are protected themselves: a name would say that the site is in the
+    data.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("sites").mkdir()
+    random = np.random.default_rng(0)
+    names = ["cleveland", "hungarian", "switzerland"]
+    for i, file in enumerate(["test.csv", *(f"sites/{name}.csv" for name in names)]):
+        age, ill = random.normal(60, 9, 7210 + i), np.arange(7210 + i) % 2
+        pandas.DataFrame({"age": age, "ill": ill}).to_csv(file, index=False)
+    recipe = "ten-hospitals" if unit == "example" else "digits"
+    result = simulations.simulate(
+        recipe, run_dir="run", model=torch.nn.Linear(1, 2), task="classification",
+        data={"train": "sites/*.csv", "test": "test.csv", "target": "ill", "standardise": "test"},
+        overrides={"federation.rounds": 2, "privacy.delta": 1e-5, "privacy.accountant": "rdp"},
+    )  # fmt: skip
+    stored = (tmp_path / "run" / "provenance.json").read_text(encoding="utf-8")
+    text = html.unescape(result.report().read_text(encoding="utf-8"))
+    assert [name in text for name in names] == [named] * 3
+    assert [name in stored for name in names] == [named] * 3
+    assert ("in each of the 2 rounds, the sum of its rows' bounded gradients" in text) == named
+    assert not re.search("721[1-3]", re.sub("<img[^>]*>", "", text))  # rows of each site
 
 
 def test_private_figures_are_in_the_private_page_alone(adaptive: Path) -> None:

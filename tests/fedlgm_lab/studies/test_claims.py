@@ -119,6 +119,14 @@ def test_a_direction_that_is_not_decided_may_be_level_or_short_of_the_papers_eff
         assert found.verdict == verdict
 
 
+def test_with_one_seed_the_verdict_says_that_two_are_needed() -> None:
+    claim = Claim(says="a is better", a="a", b="b")
+    runs = frame(a=(0.8, 0.9), b=(0.7, 0.8)).query("seed == 0")
+    (found,) = check([claim], runs, KEYS, "accuracy")
+    assert found.verdict == "not decided (fewer than two seeds)"
+    assert found.in_words() == "no interval"
+
+
 def test_runs_are_counted_once() -> None:
     """A figure over two budgets has the runs of a table at one of them, for the same methods."""
     figure = [Claim(says="a is better", a="a", b="b"), Claim(says="a is better", a="a", b="c")]

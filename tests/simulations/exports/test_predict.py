@@ -203,10 +203,15 @@ def test_one_logit_without_names_is_a_probability(tmp_path):
         ("binary", ["a", "b"], ["P(a)", "P(b)"]),
         ("multi-label", [], ["probability 0", "probability 1"]),
         ("regression", [], ["output 0", "output 1"]),
+        ("hazards", ["0 to 6", "6 to 12"], ["0 to 6", "6 to 12"]),
     ],
 )
 def test_outputs_have_the_names_of_their_classes(task, labels, columns):
     assert list(_frame(np.zeros((1, 2)), task, labels).columns) == columns
+
+
+def test_the_one_output_of_one_interval_has_its_name():
+    assert list(_frame(np.zeros((1, 1)), "hazards", ["0 to 6"]).columns) == ["0 to 6"]
 
 
 class Tokens(torch.nn.Module):

@@ -10,6 +10,7 @@ import simulations
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.training import tasks
 from fedlgm.training.tasks.hazards import Hazards, concordance
+from simulations.exports.predict import predict
 
 BREAKS = [6, 12, 24]
 ROWS = np.array([[3, 1], [6, 1], [6, 0], [7, 0], [24, 1], [24, 0], [30, 1], [2, 0]], dtype=float)
@@ -122,4 +123,11 @@ def test_a_run_on_tables_is_proven_and_names_its_coefficients(tmp_path):
     assert result.metrics["concordance"] > 0.6
     assert result.coefficients().shape == (2, 4)
     assert list(result.coefficients().index) == ["age", "(intercept)"]
-    assert list(result.coefficients().columns) == ["0 to 6", "6 to 12", "12 to 24", "24 to 36"]
+    intervals = ["0 to 6", "6 to 12", "12 to 24", "24 to 36"]
+    assert list(result.coefficients().columns) == intervals
+    table[300:303].to_csv(tmp_path / "rows.csv", index=False)
+    result.export(tmp_path / "m.safetensors")
+    predicted = predict(tmp_path / "m.safetensors", tmp_path / "rows.csv").frame
+    assert list(predicted.columns) == intervals
+    weights = result.coefficients().to_numpy()
+    np.testing.assert_allclose(predicted, age[300:303, None] * weights[0] + weights[1], rtol=1e-4)
