@@ -13,7 +13,6 @@ from flwr.server import ServerAppComponents, ServerConfig
 import simulations
 from fedlgm import RunFacts, Sampling, mechanisms, queries
 from fedlgm.errors import ConfigError, FedlgmError
-from fedlgm.example_level.central import train
 from fedlgm.mechanisms.method import Method
 from simulations.exports.predict import predict
 from strategies import PrivateFedAvg
@@ -27,12 +26,6 @@ DATA = {
 def method(**facts):
     facts = RunFacts(sampling=Sampling("poisson", 100, 0.1), rounds=10, delta=1e-5, **facts)
     return Method.of(torch.nn.Linear(3, 2), mechanisms.get("dp-sgd"), facts)
-
-
-def train_with(**options):
-    """A training by DP-SGD with further arguments."""
-    net, (x, y) = torch.nn.Linear(3, 2), map(torch.from_numpy, DATA["train"])
-    return train(net, x, y, method(noise_multiplier=1.0), ledger=None, lr=1, **options)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +45,6 @@ def train_with(**options):
             lambda: method(noise_multiplier=5.0, epsilon=8.0),
             "noise_multiplier = 5 and epsilon = 8 are both given, but this epsilon needs 0.61",
         ),
-        (
-            lambda: train_with(scheduler="cosine"),
-            "no argument 'scheduler'; did you mean 'schedule'?",
-        ),
-        (lambda: train_with(betas=(0.9, 0.99)), "no argument 'betas'; known: keys, ledger, lr, "),
-        (lambda: train_with(max_grad_norm=1.0), "write mechanisms.get('dp-sgd', bound=...)"),
-        (lambda: train_with(epochs=3), "write RunFacts(rounds=epochs * N / batch)"),
         # the hospital statistician
         (
             lambda: simulations.load_recipe("ten-hospitals", ["task.name=cox"]),

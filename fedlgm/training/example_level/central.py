@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from inspect import Parameter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
 
 from fedlgm.aggregation import BoundedSum
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import parameters_of
 from fedlgm.mechanisms.method import Method
 from fedlgm.mechanisms.private_plans import UsesPrivateNorms
 from fedlgm.noise.keys import KeyRing
@@ -43,19 +41,6 @@ from fedlgm.training.inputs import Inputs
 from fedlgm.training.optimizers import FlatOptimizer
 from fedlgm.training.rates import factors
 from fedlgm.training.tasks.task import ExampleLosses
-from fedlgm.wording import alternatives
-
-_OPTION = Parameter.KEYWORD_ONLY
-_ELSEWHERE = {
-    "max_grad_norm": "mechanisms.get('dp-sgd', bound=...)",
-    "clipping": "mechanisms.get('dp-sgd', style='per-layer')",
-    "noise_multiplier": "RunFacts(noise_multiplier, ...) without epsilon",
-    "target_epsilon": "RunFacts(0.0, ..., epsilon=...)",
-    "target_delta": "RunFacts(delta=...)",
-    "epochs": "RunFacts(rounds=epochs * N / batch)",
-    "batch_size": "Sampling('poisson', N, batch / N)",
-}
-"""What replaces arguments of Opacus that are not those of `train`; docs/start/opacus.md has all."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +85,6 @@ def train(
     exact_sums: bool = False,
     progress: Callable[[int], None] | None = None,
     continue_ledger: bool = False,
-    **others: Any,
 ) -> Trained:
     """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are
     changed in place.
@@ -134,19 +118,14 @@ def train(
         progress: called with the number of every finished step.
         continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then
             adds up.
-        others: names of other libraries, which are refused with the name that they have here.
 
     Raises:
         LedgerError: another training is charging the ledger; or it holds steps of an earlier one,
             and `continue_ledger` is not set.
-        ConfigError: there is another argument; the mechanism bounds clients; the facts do not have Poisson sampling and
+        ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and
             central trust; the population is not the number of examples; or the module has no
             per-example gradients.
     """
-    for name in others:
-        options = [key for key, given in parameters_of(train).items() if given.kind is _OPTION]
-        hint = f"write {_ELSEWHERE[name]}" if name in _ELSEWHERE else alternatives(name, options)
-        raise ConfigError(f"train has no argument {name!r}; {hint}")
     mechanism = method.mechanism
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
     facts = method.facts.assuming(trainer.condition(x) if len(y) else "")
