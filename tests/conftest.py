@@ -59,6 +59,7 @@ LONG = (
     "fedlgm_nodes/deploy/test_own_data.py",
     "simulations/projects/test_new.py",
     "docs/test_commands.py",
+    "simulations/test_distributed_trust.py",
 )
 """The longest files; last, one worker would run them while the other has nothing left to do."""
 
