@@ -1,10 +1,11 @@
 """Random processes of a real deployment are killed, and each run must end as if none had been:
 `python -m benchmarks.kills --kills 100 --out docs/results/kills.jsonl`.
 
-Six nodes on this machine answer runs under local, central and distributed trust in turn. In each
-run one process is killed (`kill -9`) at a random time of a random round: a service, a training
-process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or the command
-that follows the run. The benchmark then follows the command's advice: it starts again whatever has
+Nodes on this machine, six by default, answer runs under local, central and distributed trust in
+turn. In each run one process is killed (`kill -9`) at a random time of a random round: a service, a
+training process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or
+the command that follows the run.
+The benchmark then follows the command's advice: it starts again whatever has
 ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a command that has
 ended without a result.
 The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
@@ -43,9 +44,9 @@ from simulations import cli, launch
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
 
-NODES, ROUNDS, SEED = 6, 3, 7
+ROUNDS, SEED = 3, 7
 _SMALL = (
-    f"federation.clients={NODES}", f"federation.rounds={ROUNDS}", "training.epochs=1",
+    "federation.clients={nodes}", f"federation.rounds={ROUNDS}", "training.epochs=1",
     "federation.quorum=1.0", f"privacy.max_participations={ROUNDS}", f"run.seed={SEED}",
     "deployment.offline_seconds=10",
 )  # fmt: skip
@@ -58,7 +59,7 @@ _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "distributed": (
         "distributed-digits",
-        (f"distributed.threshold={NODES}", "distributed.colluders=1", "privacy.epsilon=2.0"),
+        ("distributed.threshold={nodes}", "distributed.colluders=1", "privacy.epsilon=2.0"),
     ),
 }
 _START_S, _ROUND_S = 12.0, 4.0  # until the first round ends, and each later one, at most
@@ -82,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="number of kills, over all trusts")
     parser.add_argument("--trust", choices=[*_RECIPES], action="append", help="default: all three")
+    parser.add_argument("--nodes", type=int, default=6, help="number of nodes")
     parser.add_argument("--seed", type=int, default=0, help="seed of processes and times")
     parser.add_argument("--out", type=Path, help="file of the outcomes, which is continued")
     options = parser.parse_args(arguments)
@@ -93,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(len(outcomes), options.kills)
     print(f"seed {options.seed}, kills {numbers.start} to {numbers.stop - 1}", flush=True)
     torch.set_num_threads(1)  # forked processes share no pool of threads
-    for outcome in kill(options.trust or [*_RECIPES], numbers, options.seed):
+    for outcome in kill(options.trust or [*_RECIPES], numbers, options.nodes, options.seed):
         outcomes.append(outcome)
         print(json.dumps(outcome), flush=True)
         if out is not None:
@@ -123,32 +125,36 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def kill(trusts: Sequence[str], numbers: range, seed: int) -> Iterator[dict[str, Any]]:
+def kill(trusts: Sequence[str], numbers: range, nodes: int, seed: int) -> Iterator[dict[str, Any]]:
     """The outcomes of kills in one deployment, whose nodes answer these trusts in turn."""
     place = Path(tempfile.mkdtemp(prefix="kills"))
     policy = {"trust": [*trusts], "epsilon": 1e4}
-    example = recipes.load("nodes", (*_SMALL, *_OF_NODES))
-    folder = create(place / "lab", NODES, example=example, policy=policy, test_seed=SEED)
+    example = recipes.load("nodes", _settings(_OF_NODES, nodes))
+    folder = create(place / "lab", nodes, example=example, policy=policy, test_seed=SEED)
     try:
         processes.up(folder, _quietly)
         for number in numbers:
             trust, order = trusts[number % len(trusts)], random.Random(f"{seed} {number}")
             _start_ended(folder)
             outcome = {"kill": number, "seed": seed, "trust": trust}
-            yield outcome | _Run(folder, trust, number).outcome(order)
+            yield outcome | _Run(folder, trust, number, nodes).outcome(order)
     finally:
         processes.down(folder)
         shutil.rmtree(place)
 
 
+def _settings(own: Sequence[str], nodes: int) -> list[str]:
+    return [value.format(nodes=nodes) for value in (*_SMALL, *own)]
+
+
 class _Run:
     """One run in which a process is killed after some seconds."""
 
-    def __init__(self, folder: DeploymentFolder, trust: str, number: int) -> None:
+    def __init__(self, folder: DeploymentFolder, trust: str, number: int, nodes: int) -> None:
         self._folder, self._number = folder, number
         name, own = _RECIPES[trust]
         # Another model for each run: nodes do not keep all answers that they gave to an earlier one.
-        settings = [*_SMALL, *own, f"model.seed={number + 1}"]
+        settings = [*_settings(own, nodes), f"model.seed={number + 1}"]
         self._recipe = recipes.load(name, settings)
         self._command = ["deploy", "run", name, str(folder.path), "--json"]
         self._command += [part for setting in settings for part in ("--set", setting)]

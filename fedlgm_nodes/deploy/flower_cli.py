@@ -31,26 +31,22 @@ class Flower(FlwrCommand):
         super().__init__(environment(folder.flower_home))
         self._folder = folder
 
-    def register(self, name: str) -> None:
-        """Register a node's public key.
+    def register(self, *names: str) -> None:
+        """Register the public keys of nodes.
 
         Raises:
-            RunError: the SuperLink refuses the key for another reason than that it is already
+            RunError: the SuperLink refuses a key for another reason than that it is already
                 registered.
         """
-        public = self._folder.node(name).flower_key
-        try:
-            self.json(
-                "supernode",
-                "register",
-                str(public.with_name(public.name + ".pub")),
-                CONNECTION,
-                "--name",
-                name,
-            )
-        except RunError as error:
-            if _REGISTERED not in str(error):
-                raise
+        keys = [self._folder.node(name).flower_key for name in names]
+        commands = [
+            ("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
+            for key, name in zip(keys, names, strict=True)
+        ]
+        for name, answer in zip(names, self.json_of_each(commands), strict=True):
+            said = str(answer.get("error-message"))
+            if answer.get("success") is False and _REGISTERED not in said:
+                raise RunError(f"`flwr supernode register` failed for {name}: {said}")
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Flower's statement of each node that registered, by the id of its SuperNode."""

@@ -202,11 +202,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         )
         for node in settings.nodes:
             _start(folder, f"{node.name}-service", running, started)
-        for node in settings.nodes:
-            if node.name not in names:
-                flower.register(node.name)
-                names.add(node.name)
-                folder.registered_file.write_text("\n".join(sorted(names)))
+        if new := {node.name for node in settings.nodes} - names:
+            flower.register(*sorted(new))
+            folder.registered_file.write_text("\n".join(sorted(names | new)))
         for node in settings.nodes:
             _start(folder, f"{node.name}-supernode", running, started)
             _start(folder, f"{node.name}-executor", running, started)

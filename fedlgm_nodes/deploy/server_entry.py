@@ -46,6 +46,9 @@ from simulations.runs.server import serve
 ENDED = (
     "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
 )
+COMPLETED = (
+    "finished:completed"  # what the file says after a run without an error, and Flower later
+)
 TOLD = "nodes.log"  # progress lines, among the run's private files
 ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
 _POLL_S = 0.2
@@ -333,8 +336,10 @@ def make_server_app() -> ServerApp:
             try:
                 with folder.lock():  # from the start, so that a kill shows at once
                     _serve(grid, deployment, folder)
-            finally:
+                folder.append_private(ENDED, COMPLETED)
+            except BaseException:
                 folder.private_file(ENDED)
+                raise
 
     return app
 

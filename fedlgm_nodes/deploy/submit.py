@@ -19,6 +19,7 @@ from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.processes import faults
 from fedlgm_nodes.deploy.registration import Registration, number, registered_runs
 from fedlgm_nodes.deploy.server_entry import (
+    COMPLETED,
     ENDED,
     TOLD,
     DeployedAssembly,
@@ -205,7 +206,8 @@ def _follow(
     say: Callable[[str], None],
     watch: Watch,
 ) -> str:
-    """Pass on the run's lines until it has ended; returns Flower's status.
+    """Pass on the run's lines until it has ended; returns Flower's status, or the ServerApp's word
+    that it has completed the run.
 
     Raises:
         KilledError: see `Watch`; Flower itself notices it after a minute or more.
@@ -223,8 +225,10 @@ def _follow(
         if pass_on():
             asked, silence = time.monotonic(), _SILENCE_S
         watch.look()
-        ended = (target.private / ENDED).exists()
-        if time.monotonic() - asked > (0.5 if ended else 1.0 if watch.misses_app else silence):
+        ended = (file := target.private / ENDED).exists()
+        if ended and file.read_text() == f"{COMPLETED}\n":  # a question to Flower costs a second
+            status = COMPLETED
+        elif time.monotonic() - asked > (0.5 if ended else 1.0 if watch.misses_app else silence):
             status, asked, silence = (
                 flower.status(run_id),
                 time.monotonic(),

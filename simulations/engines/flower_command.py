@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,15 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL = 15
 _LOOK_S = 0.5
 _LEVEL = re.compile(r"^(?:[A-Z]+\s*:\s+)?")
+_EACH = """
+import json, runpy, sys
+for sys.argv in json.loads(sys.argv[1]):
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit:
+        pass
+"""
+"""A program that runs several commands of one Python script."""
 
 
 def environment(home: Path | None) -> dict[str, str]:
@@ -66,7 +75,10 @@ class FlwrCommand:
 
     def text(self, *arguments: str) -> str:
         """Output of the command."""
-        with self._start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        return self._output([executable("flwr"), *arguments])
+
+    def _output(self, arguments: Sequence[str]) -> str:
+        with self._start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
             try:
                 while True:
                     with suppress(subprocess.TimeoutExpired):
@@ -80,13 +92,12 @@ class FlwrCommand:
     def start_detached(self, *arguments: str) -> None:
         """Start the command, and do not wait for its end."""
         self._start(
-            *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+            [executable("flwr"), *arguments],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
 
-    def _start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [executable("flwr"), *arguments], env=self._environment, text=True, **options
-        )
+    def _start(self, arguments: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(arguments, env=self._environment, text=True, **options)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Output of the command with `--format json`.
@@ -101,6 +112,23 @@ class FlwrCommand:
             name = " ".join(arguments[:2] if arguments[0] == "supernode" else arguments[:1])
             raise RunError(f"`flwr {name}` failed: {answer.get('error-message') or tail(text)}")
         return answer
+
+    def json_of_each(self, commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+        """Outputs of several commands with `--format json`, also of those that failed. One process
+        runs them, since its start takes a second of a core.
+
+        Raises:
+            RunError: a command has no such output; the message has the end of what was said.
+        """
+        calls = [[executable("flwr"), *one, "--format", "json"] for one in commands]
+        text = self._output([sys.executable, "-c", _EACH, json.dumps(calls)])
+        answers, end = [], 0
+        while (start := text.find("{", end)) >= 0:
+            answer, end = json.JSONDecoder().raw_decode(text, start)
+            answers.append(answer)
+        if len(answers) < len(commands):
+            raise RunError(f"`flwr {' '.join(commands[len(answers)][:2])}` failed: {tail(text)}")
+        return answers
 
     def submit(self, app: Path, *options: str) -> str:
         """Start a run of the app in a folder, with options of `flwr run`, and return its id.

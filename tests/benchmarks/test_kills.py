@@ -36,7 +36,8 @@ def test_answers_without_a_row(short_path: Path) -> None:
 @pytest.mark.slow
 def test_a_kill_under_each_trust_model_changes_no_model(tmp_path: Path) -> None:
     out = tmp_path / "kills.jsonl"
-    command = [sys.executable, "-m", "benchmarks.kills", "--out", str(out), "--seed", "3"]
+    command = [sys.executable, "-m", "benchmarks.kills", "--out", str(out)]
+    command += ["--nodes", "3", "--seed", "3"]
     for often in (3, 3):  # the second call has nothing left to do
         done = subprocess.run(
             [*command, "--kills", str(often)],
@@ -50,7 +51,7 @@ def test_a_kill_under_each_trust_model_changes_no_model(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [json.loads(line) for line in out.read_text().splitlines()]
     assert [outcome["trust"] for outcome in outcomes] == ["local", "central", "distributed"]
-    assert all(outcome["right"] and outcome["answers"] >= 18 for outcome in outcomes)
+    assert all(outcome["right"] and outcome["answers"] >= 9 for outcome in outcomes)
 
 
 def test_the_page_shows_the_kept_outcomes() -> None:

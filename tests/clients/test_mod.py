@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import TestCase
+
 import numpy as np
 import pytest
 import torch
@@ -299,13 +301,14 @@ def returns_other_names(message: Message, context: Context) -> Message:
         (lambda message, context: None, "must return a Message, got NoneType"),
     ],
 )
-def test_the_server_gets_one_sentence_and_the_client_keeps_the_cause(train, cause, caplog):
+def test_the_server_gets_one_sentence_and_the_client_keeps_the_cause(train, cause):
     """In a simulation Flower would send all of Ray's traceback."""
     app = PrivateClientApp(MODEL)
     app.train()(train)
-    reply = app(question(), HERE)
+    with TestCase().assertLogs("fedlgm.client") as logged:
+        reply = app(question(), HERE)
     assert reply.error.reason == "this client's app failed: the log of its node says why"
-    assert cause in caplog.text
+    assert cause in logged.output[0]
 
 
 def test_a_node_without_a_number_says_so():

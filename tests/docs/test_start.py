@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opacus.accountants import RDPAccountant
 from typer.testing import CliRunner
 
 from fedlgm import privacy
@@ -80,6 +79,8 @@ def test_readers_without_the_built_site_see_the_code() -> None:
 
 
 def test_the_figures_of_the_opacus_page_are_those_of_both_accountants() -> None:
+    from opacus.accountants import RDPAccountant
+
     settings = {"sampling_rate": 1 / 32, "steps": 64}
     accountant = RDPAccountant()
     accountant.history = [(0.60944, 1 / 32, 64)]

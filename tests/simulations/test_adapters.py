@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -125,6 +124,8 @@ def test_low_rank_layers_are_fused_at_example_level():
 
 @pytest.mark.parametrize("make", [gpt2, bert])
 def test_peft_reads_its_adapter_back(make, tmp_path):
+    from peft import PeftModel
+
     result = run(lora(make()), tmp_path / "run")
     written = result.export(tmp_path / "adapter", adapter=True)
     again = PeftModel.from_pretrained(make(), tmp_path / "adapter")
@@ -144,6 +145,8 @@ def test_peft_reads_its_adapter_back(make, tmp_path):
 
 
 def test_peft_reads_low_rank_layers_and_the_new_head(tmp_path):
+    from peft import PeftModel
+
     result = simulations.simulate(
         model=adapted(), data=numbers(), overrides=CHANGES, run_dir=tmp_path / "run"
     )

@@ -366,11 +366,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a call without gradients": (torch.no_grad()(run()), "or is this called under torch.no_grad()"),
     "a compiled model": (
-        run(model=torch.compile(nn.Linear(5, 2))),
+        lambda: run(model=torch.compile(nn.Linear(5, 2)))(),
         "compiled (OptimizedModule): pass the nn.Module",
     ),
     "a scripted model": (
-        run(model=torch.jit.script(nn.Linear(5, 2))),
+        lambda: run(model=torch.jit.script(nn.Linear(5, 2)))(),
         "pass the nn.Module from which it was made",
     ),
     "a model without its data": (
@@ -544,7 +544,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "give days",
     ),
     "an optimizer as the model": (
-        run(model=SGD(nn.Linear(5, 2).parameters(), 0.1)),
+        lambda: run(model=SGD(nn.Linear(5, 2).parameters(), 0.1))(),
         "'SGD' is neither an nn.Module",
     ),
     "layers in a list": (run(model=[nn.Linear(5, 2)]), "'list' is neither an nn.Module"),

@@ -34,7 +34,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.relay import forward
 from strategies import CohortSampler, LayerwiseFedAvg, Releaser, ServerOptimizer
 from strategies.messages import NumberingGrid
-from tests.support.nodes import LAYERS, MODEL, WORK, NodeProcess, make_node
+from tests.support.nodes import LAYERS, MODEL, WORK, SharedProcess, make_node
 
 CLIENTS = 3
 QUICK = Patience(
@@ -135,7 +135,7 @@ class NodeFederation:
         self.folders = [
             make_node(tmp_path / f"n{client}", client=client, **policy) for client in range(CLIENTS)
         ]
-        self.processes = [NodeProcess(folder, before) for folder in self.folders]
+        self.processes: list[Any] = SharedProcess(self.folders, before).services
         self.keys = [pem() for _ in range(CLIENTS)]
         self.link = Link(self.folders, self.keys)
         self.lines: list[str] = []

@@ -234,6 +234,11 @@ class NodeProcess:
 
 
 def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> None:
+    _work(log, before, lambda: listener.run(folder.path))
+
+
+def _work(log: Path, before: Callable[[], None] | None, work: Callable[[], None]) -> None:
+    """The main function of a forked process."""
     file = log.open("a", buffering=1)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
@@ -243,12 +248,95 @@ def _serve(folder: NodeFolder, log: Path, before: Callable[[], None] | None) -> 
     try:
         if before is not None:
             before()
-        listener.run(folder.path)
+        work()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     os._exit(0)
+
+
+class SharedProcess:
+    """Services of several nodes in one process, because a fork takes a twentieth of a second. Each
+    is stopped by itself.
+
+    Args:
+        folders: of the nodes.
+        before: see `NodeProcess`.
+    """
+
+    def __init__(self, folders: list[NodeFolder], before: Callable[[], None] | None) -> None:
+        self.services = [SharedService(self, number) for number in range(len(folders))]
+        self._left = set(range(len(folders)))
+        self._link, theirs = _fork.Pipe()
+        log = folders[0].path.with_name("services.log")
+        self._process = _fork.Process(
+            target=_work, args=(log, before, partial(_serve_all, folders, theirs)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        try:
+            assert self._link.poll(LIMIT_S)
+            self._link.recv()  # all of them listen
+        except (AssertionError, EOFError):
+            self._process.kill()
+            raise AssertionError(f"the services did not start:\n{log.read_text()}") from None
+
+    def stop(self, number: int) -> None:
+        """End a service in order, and the process after the last one."""
+        if number not in self._left:
+            return
+        self._link.send(number)
+        assert self._link.poll(LIMIT_S)
+        self._left.remove(self._link.recv())
+        if not self._left:
+            self._process.join(LIMIT_S)
+
+
+class SharedService:
+    """One of them, as far as it is like a `NodeProcess`."""
+
+    def __init__(self, process: SharedProcess, number: int) -> None:
+        self._process, self._number = process, number
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._process.stop(self._number)
+
+
+def _serve_all(folders: list[NodeFolder], orders: Connection) -> None:
+    np.seterr(all="ignore")
+    os.umask(0o077)
+
+    async def main() -> None:
+        found = [
+            listener.Listener(service.Service(NodeFolder.open(folder.path))) for folder in folders
+        ]
+
+        async def serve(number: int) -> None:
+            await found[number].serve()
+            orders.send(number)
+
+        tasks = [asyncio.create_task(serve(number)) for number in range(len(found))]
+        while not all(folder.socket.exists() for folder in folders):
+            await asyncio.sleep(0.005)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        orders.send("listening")
+
+        def obey() -> None:
+            try:
+                found[orders.recv()]._stop.set()
+            except EOFError:  # the tests' process has ended
+                os._exit(1)
+
+        loop = asyncio.get_running_loop()
+        loop.add_reader(orders.fileno(), obey)
+        loop.add_signal_handler(signal.SIGTERM, lambda: [one._stop.set() for one in found])
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
 
 
 # -- faults, set in the service's own process

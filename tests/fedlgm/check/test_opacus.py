@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from opacus import PrivacyEngine
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import fedlgm.check
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import epsilon, gaussian_epsilon
+
+if TYPE_CHECKING:
+    from opacus import PrivacyEngine
 
 DATA = TensorDataset(torch.zeros(200, 3), torch.zeros(200, dtype=torch.long))
 
@@ -27,6 +28,8 @@ def train(
     epochs: int, accountant: str = "rdp", batch_size: int = 20, **options: Any
 ) -> tuple[PrivacyEngine, DataLoader[Any], Any, DataLoader[Any]]:
     """Engine, returned loader, optimizer and original loader after training."""
+    from opacus import PrivacyEngine
+
     drop_last = options.pop("drop_last", False)
     engine = PrivacyEngine(accountant=accountant)
     model = torch.nn.Linear(3, 2)
@@ -148,6 +151,8 @@ def test_before_the_first_step() -> None:
 
 
 def test_steps_that_differ_count_as_the_worst_of_them() -> None:
+    from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+
     history = [(2.0, 0.05, 10), (1.0, 0.1, 10), (2.0, 0.2, 10)]
     account = SimpleNamespace(history=history, mechanism=lambda: "rdp")
     engine = SimpleNamespace(accountant=account, get_epsilon=lambda delta: 100.0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedlgm.data import DataSet, Partition, load, synthetic
+from fedlgm.data import DataSet, Partition, load
 from fedlgm.data.text import next_character
 from fedlgm.errors import ConfigError, DataError, FedlgmError
 from fedlgm.extension.testing import check_data, check_model, check_task
@@ -25,8 +25,14 @@ def table(**more: Any) -> dict[str, Any]:
     return {"train": (x, x.sum(1)), "test": (x, x.sum(1)), **more}
 
 
-IMAGES = synthetic(40, shape=(1, 12, 12))
-SMALL_IMAGES = synthetic(40, shape=(3, 8, 8), classes=3)
+def images(*shape: int, classes: int = 10) -> DataSet:
+    """Few of them: they are there from the collection of the tests on."""
+    set_ = RNG.standard_normal((40, *shape)).astype(np.float32), np.arange(40) % classes
+    return DataSet.from_mapping({"train": set_, "test": set_})
+
+
+IMAGES = images(1, 12, 12)
+SMALL_IMAGES = images(3, 8, 8, classes=3)
 PROSE = next_character({"a": TEXT, "b": TEXT.upper()}, length=8, name="prose")
 NUMBERS = DataSet.from_mapping(table())
 
@@ -36,13 +42,13 @@ NUMBERS = DataSet.from_mapping(table())
     [
         ("logistic", IMAGES, {}),
         ("mlp", IMAGES, {"hidden": [4]}),
-        ("cnn", synthetic(40, shape=(1, 28, 28)), {}),
-        ("cnn-small", synthetic(40, shape=(3, 16, 16)), {}),
+        ("cnn", images(1, 28, 28), {}),
+        ("cnn-small", images(3, 16, 16), {}),
         ("cifar-cnn", SMALL_IMAGES, {}),
         ("resnet20", SMALL_IMAGES, {}),
-        ("s-cnn", synthetic(40, shape=(1, 28, 28)), {}),
-        pytest.param("d-cnn", synthetic(40, shape=(3, 32, 32)), {}, marks=pytest.mark.slow),
-        pytest.param("vgg16", synthetic(40, shape=(3, 32, 32)), {}, marks=pytest.mark.slow),
+        ("s-cnn", images(1, 28, 28), {}),
+        pytest.param("d-cnn", images(3, 32, 32), {}, marks=pytest.mark.slow),
+        pytest.param("vgg16", images(3, 32, 32), {}, marks=pytest.mark.slow),
         pytest.param("resnet18", SMALL_IMAGES, {}, marks=pytest.mark.slow),
         pytest.param("resnet152", SMALL_IMAGES, {}, marks=pytest.mark.slow),
     ],

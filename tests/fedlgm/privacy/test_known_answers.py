@@ -11,8 +11,6 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from opacus.accountants.analysis import rdp as opacus_rdp
-from opacus.accountants.prv import PRVAccountant as OpacusPrv
 
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms import get
@@ -85,6 +83,9 @@ class TestFederatedExperiment:
     [(1.0, 0.01, 1000, 2.10137, 1.83837, 1.82824), (2.0, 0.1, 100, 2.58057, 2.34756, 2.33740)],
 )
 def test_accountants(sigma, rate, steps, rdp, prv, pld):
+    from opacus.accountants.analysis import rdp as opacus_rdp
+    from opacus.accountants.prv import PRVAccountant as OpacusPrv
+
     setting = {"steps": steps, "sampling_rate": rate}
     assert epsilon(sigma, 1e-5, **setting, accountant="rdp") == pytest.approx(rdp, rel=2e-3)
     assert epsilon(sigma, 1e-5, **setting) == pytest.approx(pld, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Three real nodes, each of which protects its own examples: together they learn, and pay by their
+"""Two real nodes, each of which protects its own examples: together they learn, and pay by their
 own ledgers."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.deployed import like_simulated
 
 ROUNDS = 3
 SMALL = (
-    "federation.clients=3",
+    "federation.clients=2",
     "federation.rate=1.0",
     f"federation.rounds={ROUNDS}",
     "training.steps=20",
@@ -46,7 +46,7 @@ OPTIONS = {  # of the mechanism, as questions carry them to the nodes
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
     folder = create(
         tmp_path_factory.mktemp("e") / "lab",
-        3,
+        2,
         example=recipes.load("example-level-federation", SMALL),
         policy={"unit": "example", "epsilon": 60.0},
         test_seed=7,
@@ -68,7 +68,7 @@ def test_nodes_that_protect_their_examples_learn_what_the_simulation_learns(lab,
     # are few.
     assert deployed["accuracy"] > (
         0.85 if options == "flat" else 0.3
-    )  # with client-level privacy three nodes stay near a tenth
+    )  # with client-level privacy few nodes stay near a tenth
     said = stated(lab)
     assert (said["unit"], said["relation"]) == ("example", "add-remove")
     assert said["releases"] - before["releases"] == ROUNDS

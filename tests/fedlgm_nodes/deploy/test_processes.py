@@ -310,22 +310,32 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     assert "node0:" not in said
 
 
-def test_a_node_is_registered_once_by_flowers_code_of_the_error(
+def test_nodes_are_registered_once_by_flowers_code_of_the_error(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of registered nodes may be lost; other refusals are shown."""
-    codes = [int(ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE), int(ApiErrorCode.PUBLIC_KEY_NOT_VALID)]
-    said = iter(
-        [
-            f'{{"success": false, "error-message": "[code: {code}] Public key refused."}}'
-            for code in codes
-        ]
+    registered, invalid = (
+        f'{{"success": false, "error-message": "[code: {int(code)}] Public key refused."}}\n'
+        for code in (ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE, ApiErrorCode.PUBLIC_KEY_NOT_VALID)
     )
-    monkeypatch.setattr(Flower, "text", lambda *arguments: next(said))
+    said = iter([registered + '{"success": true}\n', '{"success": true}' + invalid, registered])
+    monkeypatch.setattr(Flower, "_output", lambda *arguments: next(said))
     flower = Flower(folder)
-    flower.register("node0")
-    with pytest.raises(RunError, match=r"\[code: 22\]"):
-        flower.register("node0")
+    flower.register("node0", "node1")
+    with pytest.raises(RunError, match=r"node1: \[code: 22\]"):
+        flower.register("node0", "node1")
+    with pytest.raises(RunError, match="supernode register` failed"):  # it said nothing of node1
+        flower.register("node0", "node1")
+
+
+@pytest.mark.slow
+def test_several_commands_of_flower_are_run_by_one_process(folder: DeploymentFolder) -> None:
+    calls = [("supernode", "list", "nowhere")] * 2
+    answers = Flower(folder).json_of_each(calls)
+    assert len(answers) == 2
+    assert all(
+        "SuperLink connection 'nowhere' not found" in one["error-message"] for one in answers
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import re
 import stat
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -51,29 +52,36 @@ def test_who_took_part_is_the_operators_alone_to_read(tmp_path):
             assert b"node7" not in path.read_bytes()
 
 
-def test_a_run_that_fails_is_noticed_at_once(tmp_path, monkeypatch):
-    """Without the file its end is noticed after twenty seconds of silence."""
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_end_of_a_run_is_noticed_at_once(tmp_path, monkeypatch, fails):
+    """Without the file it is noticed after twenty seconds of silence. Flower is asked, for a second,
+    what became of a run only if the ServerApp has not completed it."""
 
-    def refuse(*_):
-        raise RunError("the nodes' budgets do not suffice")
+    def serve(*_):
+        if fails:
+            raise RunError("the nodes' budgets do not suffice")
 
     folder = new_folder.create(tmp_path / "run", recipes.load("nodes"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(server_entry, "_serve", refuse)
+    monkeypatch.setattr(server_entry, "_serve", serve)
     monkeypatch.setattr(server_entry.DeploymentFolder, "open", lambda path: None)
     config = {"directory": str(tmp_path), "deployment": str(tmp_path), "run-dir": str(folder.path)}
     context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config=config)
-    with pytest.raises(RunError, match="budgets"):
+    with pytest.raises(RunError, match="budgets") if fails else nullcontext():
         make_server_app()(LocalGrid(None), context)
     assert (folder.private / ENDED).exists()
+    asked = []
 
     class Flower:
-        def status(self, _):
+        def status(self, run_id):
+            asked.append(run_id)
             return "finished:failed"
 
     begun = time.monotonic()
     watch = Watch(DeploymentFolder(tmp_path), print)
-    assert submit._follow(Flower(), "1", folder, 0, print, watch) == "finished:failed"
+    status = submit._follow(Flower(), "1", folder, 0, print, watch)
+    assert status == ("finished:failed" if fails else "finished:completed")
+    assert asked == ["1"] * fails
     assert time.monotonic() - begun < submit._SILENCE_S
 
 

@@ -68,7 +68,8 @@ def test_a_run_that_the_nodes_refuse_is_not_said_to_go_on_if_it_is_repeated(fede
 
 
 def test_a_service_that_was_killed_counts_as_zero(federation):
-    federation.processes[2].kill()
+    federation.processes[2].stop()
+    NodeProcess(federation.folders[2]).kill()
     federation.run()
     assert "does not answer" in federation.reports[0].lost["n2"]
     assert federation.lines[0].startswith("n2: does not answer: ")

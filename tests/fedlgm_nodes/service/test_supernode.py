@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from unittest import TestCase
 
 import pytest
 
@@ -126,20 +127,18 @@ def test_a_supernode_that_a_superlink_refuses_says_why_and_fails(monkeypatch, ca
     assert ("a key that is not registered, and a machine whose clock" in said) is not polled
 
 
-def test_a_superlink_that_cannot_be_reached_is_named(caplog):
+def test_a_superlink_that_cannot_be_reached_is_named():
     """Flower says only that a connection attempt failed."""
     logger = logging.getLogger("flwr")
     logger.addFilter(flower_private._says_what_failed)
     try:
-        with caplog.at_level("WARNING", "flwr"):
-            logger.propagate, before = True, logger.propagate
+        with TestCase().assertLogs(logger) as logged:
             logger.warning("Connection attempt failed, retrying in %.2f seconds", 1.5)
-            logger.propagate = before
     finally:
         logger.removeFilter(flower_private._says_what_failed)
     assert (
         "retrying in 1.50 seconds. The SuperLink (--superlink) cannot be reached: its operator"
-        in caplog.text
+        in logged.output[0]
     )
 
 

@@ -13,7 +13,6 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.metadata import Metadata
 from hostile import NodeGrid
-from opacus.accountants import PRVAccountant, RDPAccountant
 
 from clients import AnyClient, OneClient
 from fedlgm import wire
@@ -144,6 +143,8 @@ def test_a_run_equals_a_float64_loop_with_the_same_noise(tmp_path, style):
 def test_the_accounting_is_that_of_opacus(run):
     """Its RDP accountant to 1 % (it has other orders), its PRV accountant from above within its
     error of 0.01."""
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
     with Ledger(RunFolder.open(Path(run["run"])).ledger_file) as ledger:
         events = [charge.event for charge in ledger.charges()]
         spent = {kind: ledger.epsilon(1e-5, kind) for kind in ("rdp", "pld")}
@@ -243,6 +244,8 @@ def test_every_client_has_a_ledger_of_its_own(many):
 def test_nothing_is_gained_from_sampling_clients(many):
     """The worst-off client may be in every round: the noise is that of a federation in which all
     take part."""
+    from opacus.accountants import RDPAccountant
+
     every = Assembly(resolve_hardware(federated("federation.rate=1"))).privacy.facts
     assert many["noise_multiplier"] == every.noise_multiplier
     accountant = RDPAccountant()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
-from torchvision.models import resnet18
 
 from fedlgm import RunFacts, Sampling, Transcript, mechanisms
 from fedlgm.errors import ConfigError, Notice, PrivacyError
@@ -586,6 +585,8 @@ def dividing(x):
 
 
 def with_a_replaced_part_of_forward():
+    from torchvision.models import resnet18
+
     model = resnet18(num_classes=3, norm_layer=lambda width: nn.GroupNorm(4, width))
     implementation = model._forward_impl
     model._forward_impl = lambda x: implementation(
