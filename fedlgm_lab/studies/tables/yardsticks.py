@@ -137,7 +137,7 @@ def standardised(name: str, folder: str | None, examples: int | None) -> DataSet
             ledger=f"{ledger}/moments.sqlite",
             **_SETTINGS["moments"],
         )
-    mean, square = np.split(np.float32(released.mean)[:, None, None], 2)
+    mean, square = np.split(released.mean.astype(np.float32)[:, None, None], 2)
     deviation = np.sqrt(np.maximum(square - mean**2, LEAST * abs(square)))
     for x in parts.values():  # in place: the features of CIFAR-10 take 3.7 GB
         x -= mean
