@@ -7,6 +7,8 @@ from fedlgm.extension.loader import is_object
 from fedlgm.planning.facts import RunFacts
 from simulations.config.unit import Settings
 
+_OVERLAP = "conditional on nobody having data at more than {} clients, at all of which together epsilon holds"
+
 
 def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
     """The public facts of a run, whose noise multiplier is not yet calibrated.
@@ -23,7 +25,8 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
         recipe.privacy,
         recipe.protects.sampling_and_steps(recipe, examples),
     )
-    return RunFacts(
+    overlap = recipe.federation.overlap or 1
+    facts = RunFacts(
         0.0,
         sampling,
         recipe.relation,
@@ -37,7 +40,9 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
         steps=steps,
         noise=recipe.noise,
         shares=recipe.shares,
+        overlap=overlap,
     )
+    return facts.assuming(_OVERLAP.format(overlap)) if overlap > 1 else facts
 
 
 def published_examples(recipe: Settings) -> int | None:
