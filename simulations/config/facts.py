@@ -7,7 +7,8 @@ from fedlgm.extension.loader import is_object
 from fedlgm.planning.facts import RunFacts
 from simulations.config.unit import Settings
 
-_OVERLAP = "conditional on nobody having data at more than {} clients, at all of which together epsilon holds"
+_OVERLAP = "conditional on nobody having {} at more than {} clients, at all of which together epsilon holds"
+_HELD = {"example": "more than one example at a client, or examples", "client": "data"}
 
 
 def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
@@ -42,7 +43,7 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
         shares=recipe.shares,
         overlap=overlap,
     )
-    return facts.assuming(_OVERLAP.format(overlap)) if overlap > 1 else facts
+    return facts.assuming(_OVERLAP.format(_HELD[recipe.unit], overlap)) if overlap > 1 else facts
 
 
 def published_examples(recipe: Settings) -> int | None:
