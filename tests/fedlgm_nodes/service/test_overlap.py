@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
 from pathlib import Path
@@ -17,9 +18,13 @@ from clients.source import ClientData
 from fedlgm import Sampling, privacy
 from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.planning.facts import LocalSteps
+from fedlgm.privacy.signed import envelope_of
+from fedlgm_lab.certificate.verifier.envelope import Refused
+from fedlgm_lab.certificate.verifier.node import verify_node
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.service.account import Account
+from fedlgm_nodes.service.certificate import certify_node
 from fedlgm_nodes.service.costs import SingleExamplesCost, WholeDataCost
 from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.release import Releaser
@@ -190,6 +195,27 @@ def test_an_edited_row_is_noticed(tmp_path):
         database.execute("UPDATE releases SET protects = 'client, replace-one at 9 nodes'")
     with pytest.raises(LedgerError):
         rows(folder)
+
+
+def test_a_certificate_states_at_how_many_nodes_its_epsilon_holds(tmp_path):
+    folder = make(tmp_path / "node", 2)
+    with served(folder):
+        assert ask(folder)[0]["ok"]
+    key = folder.public()["service_key"]
+    told = verify_node(certify_node(folder), key)
+    assert told["relation"] == "replace-one at 2 nodes"
+    joint = epsilon([(dp_event.GaussianDpEvent(2.0), 2)])
+    assert told["epsilon"] == pytest.approx(joint, rel=1e-3)
+    envelope = json.loads(certify_node(folder))
+    statement = json.loads(base64.b64decode(envelope["payload"]))
+    for nodes, right in ((1, True), (3, False), (99999, False)):
+        statement["predicate"]["relation"] = "replace-one" + f" at {nodes} nodes" * (nodes > 1)
+        changed = envelope_of(statement, folder.signer())
+        if right:  # those of a person at two nodes protect a person at one
+            assert verify_node(changed, key)
+        else:
+            with pytest.raises(Refused, match="a release protects"):
+                verify_node(changed, key)
 
 
 def test_secure_sums_and_wrong_numbers_are_refused(tmp_path):
