@@ -156,11 +156,24 @@ class Privacy(_Section):
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
     exact_sums: bool = False  # example-level steps add up in float64, asked for or not
+    overlap: int | None = Field(
+        default=None, ge=1, le=100
+    )  # nodes at which one person has rows, at most; None: not known
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes at which a release is charged for one person."""
+        return self.overlap or 1
 
     @model_validator(mode="after")
     def _some_trust(self) -> Self:
         if not self.trust:
             raise ValueError("trust must name 'local', 'central' or 'distributed'")
+        if self.nodes > 1 and hides_answers(self.trust):
+            raise ValueError(
+                "overlap is for trust 'local' and 'central': the joint cost of a person at several "
+                "nodes is not proven for noise in shares"
+            )
         return self
 
 
@@ -437,7 +450,7 @@ class Policy(_Section):
         """
         own = self.model_dump(mode="json")
         fixed = [key for key in own if key not in LIVE and own[key] != values[key]]
-        for key in ("unit", "trust"):
+        for key in ("unit", "trust", "overlap"):
             if own["privacy"][key] != values["privacy"][key]:
                 fixed.append(f"privacy.{key}")
         if fixed:
@@ -475,6 +488,7 @@ class Policy(_Section):
             raise Refusal("privacy", unmet)
         if not plan.protected:
             raise Refusal("privacy", "a plan without a guarantee")
+        self._admit_people(facts.overlap)
         names = [noisy.query.name for noisy in plan.queries]
         if len(set(names)) < len(names):  # each is cheap, and is computed in every step
             raise Refusal("plan", "a duplicate auxiliary query")
@@ -512,6 +526,24 @@ class Policy(_Section):
                 "privacy",
                 f"a noise multiplier of {multiplier:g}; at least {privacy.min_noise_multiplier:g} "
                 "is needed",
+            )
+
+    def _admit_people(self, assumed: int) -> None:
+        """Refuse a run whose epsilon is a person's at fewer nodes than this node's people are at,
+        or at a number that this node does not know.
+        """
+        overlap = self.privacy.overlap
+        if assumed > 1 and overlap is None:
+            raise Refusal(
+                "privacy",
+                "the run states its epsilon for a person at several nodes, and this node's policy "
+                "does not say at how many nodes one person has rows ([privacy] overlap)",
+            )
+        if 1 < assumed < (overlap or 1):
+            raise Refusal(
+                "privacy",
+                f"the run assumes that a person has rows at {assumed} nodes or fewer; by this "
+                f"node's policy it may be {overlap}",
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:

@@ -119,6 +119,8 @@ unit = {unit} # "client": epsilon is for all of this node's data together. "exam
 trust = {trust}
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most
+# overlap = 2 # nodes at which one person has rows, at most, as the operators have agreed: releases are charged for a
+# person at all of them, and runs for such people are answered. Cannot grow after a release
 exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
 
 [allow]

@@ -24,7 +24,7 @@ from fedlgm.data.bundled import MADE_HERE, synthetic
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.division import divide
 from fedlgm.data.encoding import OPTIONS as ENCODING
-from fedlgm.data.encoding import from_tables
+from fedlgm.data.encoding import from_columns, from_tables
 from fedlgm.data.images import NAME as IMAGE_FOLDER
 from fedlgm.data.images import SIZE as IMAGE_SIZE
 from fedlgm.data.images import load_folder
@@ -70,7 +70,7 @@ _SYNTHETIC = re.compile(r"synthetic(?:-(\d+))?")
 _COLUMNS = ("target", "inputs", "users", "labels", "standardise")
 OPTIONS = {
     IMAGE_FOLDER: ("image_size", "channels", "attribute", "train_images", "image_classes"),
-    TABLE: ("file", "test_file", *_COLUMNS, *ENCODING),
+    TABLE: ("file", "test_file", "classes", *_COLUMNS, *ENCODING),
     f"{HUB}owner/name": ("subset", "splits", *_COLUMNS, "image_size", "channels"),
 }
 """Options of `load` by kind of set."""
@@ -130,7 +130,7 @@ def load(
         options: for "image-folder", whose `data_dir` is the folder, see
             `fedlgm.data.images.load_folder`. For "table": `file` and `test_file`, .csv or .parquet,
                 and the columns `target`, `inputs`, `users`, see
-            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels`, see
+            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels` and `classes`, see
             `DataSet.from_arrays`. For the Hub: all of these, `subset`, `splits`, `image_size` and
                 `channels`, see `fedlgm.data.named_tables.read_hub`.
 
@@ -274,17 +274,17 @@ def outline(
     image_classes: int | None = None,
     image_size: int = IMAGE_SIZE,
     channels: int = 3,
-    **images: Any,
+    **options: Any,
 ) -> DataSet | None:
-    """Shapes and classes of a bundled set, without its examples; None if only the files contain
-    them.
+    """Shapes and classes of a set, without its examples; None if only the files contain them.
 
     Args:
         name: as for `load`.
         image_classes: stated number of classes of an "image-folder", which is unknown otherwise.
         image_size: height and width of its images.
         channels: channels of its images.
-        images: further options of `load`, which have no effect here.
+        options: further options of `load`. A table without files has the shape of its `inputs`,
+            and the classes of `labels` or `classes`; without both its targets are real numbers.
 
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
@@ -292,6 +292,8 @@ def outline(
     (None, (3, 64, 64))
     """
     base, _ = _split(name)
+    if base == TABLE:
+        return None if "test_file" in options else from_columns(**options)
     if base in FILE_SETS:
         shape, classes = FILE_SETS[base].shape, FILE_SETS[base].classes
     elif base == IMAGE_FOLDER and image_classes is not None:

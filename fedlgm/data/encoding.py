@@ -15,7 +15,7 @@ import numpy as np
 from fedlgm import libraries
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.names import missing
-from fedlgm.data.tables import Column, require_columns
+from fedlgm.data.tables import Column, describe, require_columns
 from fedlgm.errors import DataError
 
 OPTIONS = ("categories", "fill")
@@ -187,6 +187,40 @@ def input_values(column: Column, values: np.ndarray) -> np.ndarray:
         return values
     category = column["name"].removeprefix(f"{column['of']}=")
     return np.array([as_text(value) == category for value in values], dtype=bool)
+
+
+def from_columns(
+    inputs: Sequence[str] = (),
+    labels: Sequence[str] | None = None,
+    classes: int | None = None,
+    standardise: Any = None,
+    **others: Any,
+) -> DataSet | None:
+    """A table without rows, as its columns and classes describe it; None if no column is named.
+
+    Args:
+        inputs: the columns, each with one number per row.
+        labels: names of the classes.
+        classes: number of the classes, if they have no names. Without both, the targets are real
+            numbers.
+        standardise: public figures by column, see `fedlgm.data.tables.as_arrays`.
+        others: further options of a table, which have no effect here.
+
+    Raises:
+        DataError: the figures do not fit the columns.
+
+    >>> found = from_columns(["age", "dose"], ["benign", "malignant"], standardise={"age": (50, 20)})
+    >>> found.shape, found.classes, len(found.test_y), found.columns[0]["mean"]
+    ((2,), 2, 0, 50.0)
+    """
+    if not inputs:
+        return None
+    count = len(labels) if labels else classes
+    x = np.empty((0, len(inputs)), np.float32)
+    y = np.empty(0, np.float32 if count is None else np.int64)
+    columns = describe(dict.fromkeys(inputs, x), inputs, x, standardise)
+    names = tuple(labels) if labels else None
+    return DataSet("table", x, y, x, y, count, labels=names, columns=columns)
 
 
 def from_tables(mapping: Mapping[str, Any]) -> DataSet:

@@ -19,7 +19,7 @@ from fedlgm.errors import PrivacyError
 from fedlgm.planning import views
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.layers import LayerTable
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Unit
+from fedlgm.privacy.guarantee import Unit
 
 _SECRET = {
     "example": "which examples a round draws stays secret",
@@ -77,7 +77,7 @@ class Process:
         facts' multiplier.
         """
         facts = self.facts
-        multiplier = facts.noise_multiplier / SENSITIVITY_FACTOR[facts.relation]
+        multiplier = facts.noise_multiplier / facts.moved
         return [(facts.noised_by.event(multiplier, facts.accounted_rate), facts.noisy_sums)]
 
     @property
@@ -109,6 +109,11 @@ class Process:
 
     def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
+        if self.facts.overlap > 1 and plan.family != "gaussian":
+            raise PrivacyError(
+                "the joint cost of a person at several clients is known for Gaussian noise, but the "
+                f"plan has {plan.family} noise: use a Gaussian mechanism"
+            )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
         """Whether a round is charged. Only an empty round without charged rounds before it
@@ -128,13 +133,15 @@ class Process:
         """
         facts, (epsilon, delta) = self.facts, self.facts.budget()
         rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
-        releases = levels or {1.0: facts.noisy_sums}
+        releases = {1.0: facts.noisy_sums}
+        if levels:
+            releases = {level: count * facts.copies for level, count in levels.items()}
         gaussian = privacy.accounting.calibrate_levels(
             releases, epsilon, delta, draws=rate, relation=relation, accountant=accountant
-        )
+        ) * (facts.overlap // facts.copies)
 
         def within(multiplier: float) -> bool:
-            least = multiplier / SENSITIVITY_FACTOR[relation]
+            least = multiplier / facts.moved
             events = [
                 (facts.noised_by.event(least * level, rate), count)
                 for level, count in releases.items()
@@ -172,13 +179,13 @@ class Process:
         return plan.effective_multiplier if plan.size > 0 else self.facts.noise_multiplier
 
     def _at(self, plan: _Plan, effective: float, rate: float) -> privacy.DpEvent:
-        multiplier = effective / SENSITIVITY_FACTOR[self.facts.relation]
+        multiplier = effective / self.facts.moved
         if plan.family == "laplace":
             loss = 1.0 / multiplier if multiplier > 0 else math.inf
             event = privacy.events.laplace_event(loss, rate, self.facts.relation)
         else:
             event = self.facts.noised_by.event(multiplier, rate)
-        return privacy.events.repeat_event(event, self.facts.noisy_steps)
+        return privacy.events.repeat_event(event, self.facts.noisy_steps * self.facts.copies)
 
 
 class Joint(Process):
@@ -342,7 +349,7 @@ class Allocated(Joint):
 
     @property
     def _least(self) -> float:
-        return self.facts.least_multiplier / SENSITIVITY_FACTOR[self.facts.relation]
+        return self.facts.least_multiplier / self.facts.moved
 
     def _block(self) -> privacy.DpEvent:
         return privacy.participation.release_event(self._least, self.allocation)

@@ -24,7 +24,7 @@ from fedlgm.planning.records import Sampling, Scheme
 from fedlgm.planning.run_rules import Settings
 from fedlgm.planning.trust import NoisedBy
 from fedlgm.planning.trust import get as noised_by
-from fedlgm.privacy.guarantee import Accountant, Relation, Trust
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Accountant, Relation, Trust
 
 __all__ = ["LocalSteps", "LocalTraining", "RunFacts", "Sampling", "Scheme"]
 
@@ -163,6 +163,9 @@ class RunFacts:
         shares: the clients whose noise counts under distributed trust; otherwise None.
         assumes: what the guarantee assumes of a user's model or code and the library cannot prove,
             as the end of a sentence ("conditional on ..."); empty if all is proven.
+        overlap: largest number K of clients at which one person has data. With more than one the
+            run's epsilon is that of a person at all of them ("One person at several nodes" in
+            docs/proofs/units.md).
 
     Raises:
         ConfigError: the facts contradict each other.
@@ -184,6 +187,7 @@ class RunFacts:
     noise: fedlgm.correlation.Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
     assumes: str = field(default="", repr=False)
+    overlap: int = field(default=1, repr=False)
 
     def __post_init__(self) -> None:
         if self.noise_multiplier != 0:
@@ -203,6 +207,13 @@ class RunFacts:
         )
         run_rules.check(run, {})
         self.noised_by.check_facts(self)
+        check_count("overlap", self.overlap)
+        if self.overlap > 1 and (sampling.scheduled or self.shares or sampling.of):
+            raise ConfigError(
+                f"overlap = {self.overlap}: the joint cost of a person at several clients is proven "
+                "for sampling 'poisson' and 'fixed' of clients or examples, under central and "
+                "local trust"
+            )
         if self.noise is not None:
             self._check_noise(self.noise)
 
@@ -247,9 +258,23 @@ class RunFacts:
         its examples do. For schemes with a separation the rate is the probability of the draw
         within a group, or 1 without such a draw.
         """
+        if self.overlap > self.copies:
+            return self.sampling.rate_of_any(self.overlap)
         return (
             self.noised_by.accounted_rate(self.sampling) if self.steps is None else self.steps.rate
         )
+
+    @property
+    def copies(self) -> int:
+        """Number of releases, each with its own noise, that contain one unit's data where one
+        release of a client does: a person's clients, if each adds its own noise.
+        """
+        return self.overlap if self.noised_by.uploads_released else 1
+
+    @property
+    def moved(self) -> float:
+        """Number of one client's bounds by which a neighbour moves a noisy sum."""
+        return SENSITIVITY_FACTOR[self.relation] * self.overlap / self.copies
 
     @property
     def least_multiplier(self) -> float:
@@ -269,9 +294,9 @@ class RunFacts:
     @property
     def noisy_sums(self) -> int:
         """Largest number of noisy sums that can contain one unit's data: releases times local
-        steps.
+        steps, at each of a person's clients.
         """
-        return self.releases * self.noisy_steps
+        return self.releases * self.noisy_steps * self.copies
 
     def with_multiplier(self, noise_multiplier: float) -> RunFacts:
         """The same facts with the calibrated sigma_*."""
@@ -309,7 +334,7 @@ class RunFacts:
         record = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name not in ("noise", "steps", "shares", "assumes")
+            if f.name not in ("noise", "steps", "shares", "assumes", "overlap")
         }
         record |= {"sampling": self.sampling.to_dict(), "training": self.training.to_dict()}
         # Clients' noise is keyed by the plan's text: that of runs without any stays as it was.
@@ -319,6 +344,8 @@ class RunFacts:
             record["shares"] = self.shares.to_dict()
         if self.assumes:
             record["assumes"] = self.assumes
+        if self.overlap > 1:
+            record["overlap"] = self.overlap
         return record if self.noise is None else record | {"noise": self.noise.to_dict()}
 
     @classmethod

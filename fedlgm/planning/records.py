@@ -155,6 +155,19 @@ class Sampling:
             else self.rate
         )
 
+    def rate_of_any(self, clients: int) -> float:
+        """Probability that a round draws at least one of these clients, or a bound on it.
+
+        Poisson draws are independent of each other; those of a fixed cohort are not.
+
+        Example:
+            >>> Sampling("poisson", 10, 0.5).rate_of_any(2), Sampling("fixed", 10, 0.2).rate_of_any(2)
+            (0.75, 0.4)
+        """
+        if self.scheme == "poisson":
+            return 1 - (1 - self.rate) ** clients
+        return min(1.0, clients * self.rate)
+
     @property
     def amplifies(self) -> bool:
         """Whether secret draws lower the cost of a participation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -35,6 +36,33 @@ CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
 COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
 """Protections of a node's releases that each one implies at the same cost: replacing all data
 includes adding or removing one example."""
+
+_AT_NODES = re.compile(r"(.*?)(?: at (\d{1,3}) nodes)?")
+
+
+def at_nodes(protection: str, overlap: int) -> str:
+    """A protection of a person's data at up to `overlap` nodes together; of one node for 1.
+
+    Example:
+        >>> at_nodes(ONE_EXAMPLE, 2), at_nodes(ONE_EXAMPLE, 1)
+        ('example, add-remove at 2 nodes', 'example, add-remove')
+    """
+    return protection if overlap == 1 else f"{protection} at {overlap} nodes"
+
+
+def covers(stated: str, wanted: str) -> bool:
+    """Whether releases that protect `stated` protect `wanted`, too, at the same cost.
+
+    Example:
+        >>> covers(at_nodes(CLIENT_DATA, 3), at_nodes(ONE_EXAMPLE, 2))
+        True
+        >>> covers(CLIENT_DATA, at_nodes(ONE_EXAMPLE, 2))
+        False
+    """
+    parts = [_AT_NODES.fullmatch(text) for text in (stated, wanted)]
+    (kind, nodes), (other, needed) = (part.groups("1") if part else ("", "0") for part in parts)
+    return other in COVERS.get(kind, ()) and int(nodes) >= int(needed)
+
 
 _REPRODUCIBLE = "simulation: the seed is public, and with it the noise can be drawn again"
 WHO_ADDS_NOISE: dict[Trust, str] = {

@@ -15,7 +15,7 @@ import numpy as np
 from fedlgm.privacy.attackers import percent
 from fedlgm_lab.reports.pictures import Picture, over_rounds
 from fedlgm_lab.reports.svg import to_uri
-from simulations.runs.headline import format_metric, further_metrics, headline
+from simulations.runs.headline import format_metric, headline, is_evaluated, measured_figures
 from simulations.runs.rows import LayerRow
 from simulations.summaries.terminal import OF_Z, epsilon_label, layer_cells, number
 
@@ -54,7 +54,6 @@ def render(template: str, **values: Any) -> str:
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The run's key figures by label, with the kind of guarantee for every epsilon."""
-    name, value = headline(result)
     readers = (
         [("epsilon of readers", number(result["readers_epsilon"]))]
         if "readers_epsilon" in result
@@ -66,8 +65,7 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         else []
     )
     return [
-        (f"test {name}", format_metric(name, value)),
-        *((f"test {other}", text) for other, text in further_metrics(result)),
+        *measured_figures(result),
         (epsilon_label(str(result["guarantee_status"])), number(result["epsilon"])),
         *found,
         *readers,
@@ -115,8 +113,10 @@ def curves(
     if not seen:
         return []
     rounds = [row["round"] for row in seen]
-    first = headline(seen[-1])[0]
-    names = [first, *sorted(set(seen[-1]["metrics"]) - {first})]
+    names = []
+    if is_evaluated(seen[-1]):
+        first = headline(seen[-1])[0]
+        names = [first, *sorted(set(seen[-1]["metrics"]) - {first})]
     pictures = []
     for name in names:
         values = [row["metrics"].get(name, math.nan) for row in seen]

@@ -130,6 +130,11 @@ class PrivateScore(Score):
             check_positive(epsilon=epsilon)
         facts, recipe, dataset = assembly.privacy.facts, assembly.recipe, assembly.data.dataset
         delta = recipe.privacy.delta
+        if facts.overlap > 1:
+            raise ConfigError(
+                "score_epsilon: the score is charged for one client, and federation.overlap is for "
+                "people at several: score on public test rows"
+            )
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
         z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
         units = Sampling("poisson", facts.sampling.population, 1.0, of=facts.sampling.of)

@@ -129,7 +129,8 @@ def init(
         policy=policy,
         test_seed=test_seed,
     )
-    if described and test is not None:
+    stated = bool(described) and own_data.agree(described)
+    if stated:
         recipe = own_data.recipe_text(described[0] | policy, test)
         (deployment.path / "recipe.toml").write_text(recipe, encoding="utf-8")
     settings = deployment.settings()
@@ -152,7 +153,7 @@ def init(
         else f"edit {deployment.path}/nodes/*/service/policy.toml"
     )
     _out.print(f"next: {next_step}", markup=False)
-    if described and test is not None:
+    if stated:
         _out.print(f"then: fedlgm deploy run {folder}/recipe.toml {folder}", markup=False)
 
 

@@ -217,11 +217,18 @@ def status(
 
 def _guarantee(trust: set[str], protected: str) -> Guarantee:
     """Guarantee of a node's releases, by the noising party and the protected unit."""
-    unit, relation = cast(tuple[Unit, Relation], protected.split(", "))
+    one, _, several = protected.partition(" at ")
+    unit, relation = cast(tuple[Unit, Relation], one.split(", "))
     from fedlgm.planning.trust import weakest
 
     kind = weakest(trust)
-    return Guarantee(*kind.answers, relation, kind.name, unit)
+    guarantee = Guarantee(*kind.answers, relation, kind.name, unit)
+    if not several:
+        return guarantee
+    return guarantee.conditional_on(
+        f"conditional on nobody having rows at more than {several}, at all of which together "
+        "epsilon holds if no other of them makes more or dearer releases"
+    )
 
 
 @app.command()
@@ -230,14 +237,14 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     from fedlgm.privacy.cost import Cost
     from fedlgm.privacy.events import decode
     from fedlgm_nodes.service.folder import NodeFolder
-    from fedlgm_nodes.service.row import PROTECTED
+    from fedlgm_nodes.service.row import protected
 
     node = NodeFolder.open(folder)
     policy = node.policy()
     with node.ledger(readonly=True) as node_ledger:
-        protected = PROTECTED[policy.privacy.unit]
-        rows, spent = node_ledger.rows(), node_ledger.epsilon(policy.privacy.delta, protected)
-        guarantee = _guarantee({row.trust for row in rows}, protected)
+        kind = protected(policy.privacy)
+        rows, spent = node_ledger.rows(), node_ledger.epsilon(policy.privacy.delta, kind)
+        guarantee = _guarantee({row.trust for row in rows}, kind)
         report: dict[str, Any] = {
             "data": node_ledger.dataset,
             "ledger": node_ledger.identity,

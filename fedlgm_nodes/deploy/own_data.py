@@ -19,6 +19,7 @@ from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
 
 _MOST_CLASSES = 1000  # whole numbers beyond it are quantities
+_STATED = ("labels", "features", "class_names", "classes", "tasks")
 ELSEWHERE = "elsewhere.txt"
 """The list of the people who count at other nodes, in a node's folder."""
 
@@ -86,22 +87,26 @@ def describe(
     return values | given
 
 
-def recipe_text(values: dict[str, Any], public: Path) -> str:
+def agree(described: list[dict[str, Any]]) -> bool:
+    """Whether the nodes' tables have the same columns and classes, which one recipe can state."""
+    stated = [{key: values.get(key) for key in _STATED} for values in described]
+    return all(each == stated[0] and each["features"] for each in stated)
+
+
+def recipe_text(values: dict[str, Any], public: Path | None) -> str:
     """A recipe for nodes whose policies have these values, to be edited.
 
     Args:
         values: see `describe`.
-        public: public rows, from which the values come.
+        public: public rows, from which the values come; without them, nothing is evaluated.
     """
-    data = {
-        "name": TABLE,
-        "test_file": str(public.resolve()),
-        "target": values["labels"],
-        "inputs": values["features"],
-        "standardise": values["standardise"],
-    }
+    data = {"name": TABLE, "target": values["labels"], "inputs": values["features"]}
+    if public is not None:
+        data |= {"test_file": str(public.resolve()), "standardise": values["standardise"]}
     if "class_names" in values:
         data["labels"] = values["class_names"]
+    elif public is None and "tasks" not in values:
+        data["classes"] = values["classes"]
     recipe: dict[str, Any] = {
         "extends": "nodes",
         "title": f"{values['labels']} on real nodes",
@@ -112,9 +117,14 @@ def recipe_text(values: dict[str, Any], public: Path) -> str:
     if values.get("unit") == "example":
         recipe["extends"] = "example-level-federation"
         recipe["federation"] = {"rate": 1.0, "rounds": 10}
-    head = "# The rows of test_file are public. Nodes compare inputs, labels and standardise with\n"
+    head = (
+        "# No public rows (test_file): the server evaluates nothing."
+        if public is None
+        else "# The rows of test_file are public."
+    )
     return (
-        f"{head}# features, class_names and standardise of their policies.\n{tomli_w.dumps(recipe)}"
+        f"{head} Nodes compare inputs, labels and standardise with\n"
+        f"# features, class_names and standardise of their policies.\n{tomli_w.dumps(recipe)}"
     )
 
 

@@ -77,7 +77,7 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     from fedlgm import privacy
     from fedlgm_nodes.deploy.pages import counted
     from fedlgm_nodes.service.account import epsilon_of
-    from fedlgm_nodes.service.row import PROTECTED
+    from fedlgm_nodes.service.row import protected
 
     content, budget, data = request["content"], policy.privacy, request["data"]
     facts, layers = request["facts"], request["layers"]
@@ -85,7 +85,7 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     rounds = min(stated, policy.ask.releases)
     event = privacy.events.decode(request["cost"])
     cost = epsilon_of(request["cost"], rounds, budget.delta)
-    spent = ledger.epsilon(budget.delta, PROTECTED[budget.unit])
+    spent = ledger.epsilon(budget.delta, protected(budget))
     columns = ", ".join(data["features"]) or f"all inputs, of shape {data['shape']}"
     yield f"Work {request['work']}, first asked for at {request['at'][:19]} UTC."
     yield f"Asked by: {request['asked_by'] or 'anybody (the policy names no server_key)'}."
@@ -96,6 +96,8 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
     yield f"Data: {printable(data['name'], 200)}; columns: {printable(columns, 2000)}."
     yield f"Mechanism: {_words(content['mechanism'])}; training: {_words(content['training'])}."
     protects = "one example" if budget.unit == "example" else "all of this node's data"
+    if budget.nodes > 1:
+        protects = f"a person at up to {budget.nodes} nodes together"
     yield (
         f"The server states {counted(stated, 'round')} under {facts['trust']} trust; this node's policy allows "
         f"{rounds} of them at most. They cost an epsilon of "

@@ -15,7 +15,7 @@ from fedlgm_nodes.deploy.pages import render
 from fedlgm_nodes.policy import Policy
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.record import Record
-from fedlgm_nodes.service.row import PROTECTED
+from fedlgm_nodes.service.row import protected
 
 
 def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
         LedgerError: see `compared`.
     """
     facts, budget = compared(ledger, record), policy.privacy
-    spent = ledger.epsilon(budget.delta, PROTECTED[budget.unit])
+    spent = ledger.epsilon(budget.delta, protected(budget))
     stated = {row["release"]: row for row in record.rows if row["kind"] == "release"}
     purposes = {row["work"]: row["purpose"] for row in record.rows if row["kind"] == "approve"}
     releases = []
@@ -65,6 +65,7 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
         "made_at": datetime.now(UTC).isoformat(),
         "test": ledger.test,
         "unit": budget.unit,
+        "nodes": budget.nodes,
         "epsilon": budget.epsilon,
         "delta": budget.delta,
         "epsilon_spent": spent,

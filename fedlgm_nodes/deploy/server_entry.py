@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Context
@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from clients.flower_private import hasten_server_grid
 from fedlgm import data
+from fedlgm.data import DataSet
 from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, DivergedError
 from fedlgm.privacy.ledger import Ledger
@@ -56,6 +57,17 @@ REPORT = "nodes.jsonl"  # what became of each round's questions
 
 
 class _NodesData(RunData):
+    @cached_property
+    @override
+    def dataset(self) -> DataSet:
+        """The public test rows, or a table without rows."""
+        section = self.recipe.data
+        if section.name != TABLE or section.test_file is not None:
+            return super().dataset
+        return cast(
+            DataSet, data.outline(TABLE, **section.reading)
+        )  # `_check_stated`: it has columns
+
     @property
     @override
     def sizes(self) -> np.ndarray:
@@ -64,8 +76,8 @@ class _NodesData(RunData):
 
 
 DeployedAssembly = partial(Assembly, data=_NodesData)
-"""The objects of a run whose clients keep their data. The server has the recipe's test set, and no
-partition."""
+"""The objects of a run whose clients keep their data. The server has the recipe's test set, or of a
+table only its columns, and no partition."""
 
 
 def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
@@ -88,7 +100,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             "nodes"
         )
     if recipe.data.name == TABLE:
-        recipe = recipe.model_copy(update={"data": _public_table(recipe.data)})
+        recipe = recipe.model_copy(update={"data": _public_table(recipe)})
     elif recipe.data.standardise is not None:
         raise ConfigError(
             "data.standardise: real nodes read their own rows, which this recipe does not "
@@ -102,6 +114,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             f"epsilon holds for whole nodes that come or go ({recipe.relation}): set "
             "privacy.relation = 'replace-one', or privacy.unit = 'example' with one row per person"
         )
+    _check_overlap(recipe, own)
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make "
@@ -130,18 +143,40 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
     return result
 
 
-def _public_table(section: Data) -> Data:
+def _check_overlap(recipe: Recipe, own: Deployment) -> None:
+    """Refuse a joint epsilon of people that real nodes cannot keep.
+
+    Raises:
+        ConfigError: a person is not a part of a unit, or counts at one node.
+    """
+    if recipe.federation.overlap in (None, 1):
+        return
+    if own.one_node_per_person:
+        raise ConfigError(
+            f"federation.overlap = {recipe.federation.overlap}, but deployment.one_node_per_person "
+            "says that each person counts at one node: leave one of them out"
+        )
+    if recipe.unit == "client" and recipe.relation != "replace-one":
+        raise ConfigError(
+            "federation.overlap: a person is a part of a node's data, and this recipe's epsilon "
+            f"holds for whole nodes that come or go ({recipe.relation}): set privacy.relation = "
+            "'replace-one', or privacy.unit = 'example' with one row per person at each node"
+        )
+
+
+def _public_table(recipe: Recipe) -> Data:
     """A table as the server of real nodes reads it: only the public test rows, from which columns,
     classes and figures become explicit. Each node compares them with its policy.
 
+    Without test rows the recipe states them, and the server evaluates nothing.
+
     Raises:
-        ConfigError, DataError: the test rows are missing or cannot be used.
+        ConfigError, DataError: the test rows cannot be used, or the recipe states too little.
     """
+    section = recipe.data
     if section.test_file is None:
-        raise ConfigError(
-            "data.test_file: name a .csv or .parquet file with public test rows; the nodes hold "
-            "the rows for training"
-        )
+        _check_stated(recipe)
+        return Data.model_validate(section.model_dump() | {"file": None, "users": None})
     values: dict[str, Any] = {"file": section.test_file, "users": None}
     public = data.load(TABLE, **(section.reading | values))
     if public.columns is None:
@@ -154,6 +189,32 @@ def _public_table(section: Data) -> Data:
     if public.labels is not None:
         values["labels"] = list(public.labels)
     return Data.model_validate(section.model_dump() | values)
+
+
+def _check_stated(recipe: Recipe) -> None:
+    """Refuse a table without test rows whose recipe does not state what these rows would show.
+
+    Raises:
+        ConfigError: see above; the message names the key.
+    """
+    section, more = recipe.data, "or name public test rows in data.test_file"
+    if not section.inputs:
+        raise ConfigError(
+            f"data.inputs: list the columns of the nodes' policies (features), {more}"
+        )
+    if recipe.task.name == "classification" and not (section.labels or section.classes):
+        raise ConfigError(
+            "data.labels: list the classes as the nodes' policies do (class_names), or give "
+            f"their number in data.classes, {more}"
+        )
+    for key, problem in (
+        ("data.standardise", section.standardise == "test"),
+        ("data.categories", section.categories is not None),
+        ("data.fill", section.fill is not None),
+        ("run.patience", recipe.run.patience is not None),
+    ):
+        if problem:
+            raise ConfigError(f"{key}: takes public test rows: leave it out, {more}")
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
@@ -262,11 +323,8 @@ class NodesRecord:
                 "more"
             )
             return
-        figures = (
-            f", accuracy {row['accuracy']:.4f}, epsilon {row['epsilon']:.3f}"
-            if "accuracy" in row
-            else ""
-        )
+        figures = f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
+        figures += f", epsilon {row['epsilon']:.3f}" if "epsilon" in row else ""
         self.say(
             f"round {row['round']}: {row['cohort']} nodes asked, {row['seconds']:.2f} s{figures}"
         )

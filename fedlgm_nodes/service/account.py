@@ -13,7 +13,7 @@ from fedlgm.privacy.past import Past
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.service.ledger import NodeLedger
 from fedlgm_nodes.service.request import Request
-from fedlgm_nodes.service.row import PROTECTED
+from fedlgm_nodes.service.row import protected
 
 _ROUNDING = 1 + 1e-6
 
@@ -37,7 +37,7 @@ class Account:
             LedgerError: charged releases protect less than the budget does.
         """
         budget = self._policy.privacy
-        return self._ledger.epsilon(budget.delta, PROTECTED[budget.unit], further)
+        return self._ledger.epsilon(budget.delta, protected(budget), further)
 
     def price(self, run: str, round: int, request: Request) -> privacy.DpEvent:
         """The charge of a release that caps, rounds apart and budget allow.
@@ -100,9 +100,14 @@ class Account:
         The time of an answer and a refusal reveal something that no noise covers, so no release may
         be almost free.
         """
-        event = request.cost.event(request.plan)
+        event = self.event(request)
         least = self._least(privacy.events.accountant_of([event]))
         return at_least(event, least, self._policy.privacy.delta)
+
+    def event(self, request: Request) -> privacy.DpEvent:
+        """The cost that follows from a plan's numbers, at all nodes of a person."""
+        event: privacy.DpEvent = request.cost.event(request.plan, self._policy.privacy.nodes)
+        return event
 
     def _least(self, accountant: str) -> float:
         """Noise multiplier of one release if as many releases as the policy allows together cost

@@ -124,7 +124,7 @@ class _Answers:
     def _event(self, request: Request) -> dict[str, Any]:
         from fedlgm import privacy
 
-        return privacy.events.encode(request.cost.event(request.plan))
+        return privacy.events.encode(self._account.event(request))
 
     def _cost(self, request: Request) -> dict[str, Any]:
         from fedlgm import privacy

@@ -11,7 +11,7 @@ from fedlgm.errors import RunError
 from fedlgm.privacy.signed import NODE_PREDICATE, STATEMENT_TYPE, envelope_of
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.service.folder import NodeFolder
-from fedlgm_nodes.service.row import PROTECTED
+from fedlgm_nodes.service.row import protected
 
 
 def certify_node(folder: NodeFolder) -> bytes:
@@ -35,11 +35,11 @@ def certify_node(folder: NodeFolder) -> bytes:
                 "its releases protect nobody and have no certificate"
             )
         budget, rows = policy.privacy, ledger.rows()
-        spent = ledger.epsilon(budget.delta, PROTECTED[budget.unit])
+        spent = ledger.epsilon(budget.delta, protected(budget))
         identity, head = ledger.identity, ledger.head
     charges = Counter((row.event, row.trust, row.protects, row.run) for row in rows)
     texts = {_sha(row.event): row.event for row in rows}
-    unit, relation = PROTECTED[budget.unit].split(", ")
+    unit, relation = protected(budget).split(", ")  # "add-remove at 2 nodes"
     statement: dict[str, Any] = {
         "_type": STATEMENT_TYPE,
         "predicateType": NODE_PREDICATE,

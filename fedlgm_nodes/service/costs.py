@@ -34,14 +34,23 @@ class WholeDataCost:
     name: Unit = "client"
     protects = CLIENT
 
-    def event(self, plan: ReleasePlan) -> Any:
-        """Cost of a release, from the bounds and the noise that this node applies."""
-        noise = plan.facts.noise
+    def event(self, plan: ReleasePlan, nodes: int = 1) -> Any:
+        """Cost of a release, from the bounds and the noise that this node applies.
+
+        Args:
+            plan: the release.
+            nodes: number of nodes at which one person may have rows. The others' releases are
+                charged here, too: of equal cost if each adds its own noise, and otherwise as further
+                terms of the same sum.
+        """
+        noise, copies = plan.facts.noise, _copies(plan, nodes)
         moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
-        multiplier = plan.effective_multiplier / moved
+        multiplier = plan.effective_multiplier / (moved * (nodes // copies))
         if plan.family == "laplace":
-            return privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
-        return plan.facts.noised_by.event(multiplier, 1.0)
+            event = privacy.events.laplace_event(1.0 / multiplier, 1.0, "replace-one")
+        else:
+            event = plan.facts.noised_by.event(multiplier, 1.0)
+        return privacy.events.repeat_event(event, copies)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
         """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any
@@ -69,15 +78,20 @@ class SingleExamplesCost:
     name: Unit = "example"
     protects = EXAMPLE
 
-    def event(self, plan: ReleasePlan) -> Any:
-        """See `WholeDataCost.event`."""
+    def event(self, plan: ReleasePlan, nodes: int = 1) -> Any:
+        """See `WholeDataCost.event`; each node draws its own examples for its own steps."""
         steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
         step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
-        return privacy.events.repeat_event(step, steps.count)
+        return privacy.events.repeat_event(step, steps.count * nodes)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
         """Zero, because steps have Gaussian noise."""
         return 0.0
+
+
+def _copies(plan: ReleasePlan, nodes: int) -> int:
+    """Number of releases, each with noise of its own, for one release of a node."""
+    return nodes if plan.facts.noised_by.uploads_released else 1
 
 
 UnitCost = WholeDataCost | SingleExamplesCost

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fedlgm import privacy
 from fedlgm.errors import LedgerError
 from fedlgm.files import transaction
-from fedlgm.privacy.guarantee import COVERS
+from fedlgm.privacy.guarantee import COVERS, ONE_EXAMPLE, covers
 from fedlgm_nodes.protocol.messages import TEST, Position, digest
 from fedlgm_nodes.service.row import Row
 from fedlgm_nodes.service.witness import Seen
@@ -205,11 +205,14 @@ class NodeLedger:
             counts = self._db.execute(
                 "SELECT event, COUNT(*) FROM releases GROUP BY event"
             ).fetchall()
-        unlike = stated - {protection for protection in COVERS if protected in COVERS[protection]}
+        unlike = [protection for protection in stated if not covers(protection, protected)]
         if unlike:
+            remedy = "keep privacy.unit = 'example' for this data set"
+            if " at " in protected:
+                remedy = "privacy.overlap cannot grow after a release; use another data set"
             raise LedgerError(
-                f"this ledger holds releases that protect ({unlike.pop()}), so its epsilon cannot "
-                f"protect ({protected}): keep privacy.unit = 'example' for this data set"
+                f"this ledger holds releases that protect ({unlike[0]}), so its epsilon cannot "
+                f"protect ({protected}): {remedy}"
             )
         if not counts and further is None:
             return 0.0
@@ -272,7 +275,7 @@ class NodeLedger:
         values = event if isinstance(event, Mapping) else privacy.events.encode(event)
         cost = json.dumps(values, sort_keys=True)
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        if protects not in COVERS:
+        if not covers(protects, ONE_EXAMPLE):
             raise LedgerError(f"a release that protects ({protects}); known: {', '.join(COVERS)}")
         draft = Row(self.seq + 1, request, cost, trust, run, round, data, now, "", protects)
         row = replace(draft, head=draft.head_after(self.head))

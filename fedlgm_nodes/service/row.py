@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from fedlgm.privacy.chain import digest
 from fedlgm.privacy.guarantee import CLIENT_DATA as CLIENT
 from fedlgm.privacy.guarantee import ONE_EXAMPLE as EXAMPLE
+from fedlgm.privacy.guarantee import at_nodes
+from fedlgm_nodes.policy import Privacy
 
-PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
-"""Unit and neighbouring relation of a release's cost, by the policy's unit."""
+_PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
+
+
+def protected(privacy: Privacy) -> str:
+    """Unit and neighbouring relation that a policy's budget protects, and at how many nodes."""
+    return at_nodes(_PROTECTED[privacy.unit], privacy.nodes)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import numpy as np
 
 from fedlgm.errors import LedgerError, RunError
 from fedlgm.files import write_durably
+from fedlgm.privacy.guarantee import at_nodes
 from fedlgm.wire import printable
 from fedlgm_nodes.policy import LIVE, Policy, Refusal
 from fedlgm_nodes.protocol import frames
@@ -365,7 +366,8 @@ class Service:
             price = self._account.price(ask.run, ask.round, request)
             self._releaser.prepare(request)
             row = self._ledger.charge(
-                name, price, trust=request.plan.facts.trust, protects=request.cost.protects,
+                name, price, trust=request.plan.facts.trust,
+                protects=at_nodes(request.cost.protects, self.policy.privacy.nodes),
                 run=ask.run, round=ask.round, data=request.data,
                 only_for=filter(None, (question if self._server_keys else "", cohort, lasting)),
             )  # fmt: skip

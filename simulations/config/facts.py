@@ -7,6 +7,9 @@ from fedlgm.extension.loader import is_object
 from fedlgm.planning.facts import RunFacts
 from simulations.config.unit import Settings
 
+_OVERLAP = "conditional on nobody having {} at more than {} clients, at all of which together epsilon holds"
+_HELD = {"example": "more than one example at a client, or examples", "client": "data"}
+
 
 def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
     """The public facts of a run, whose noise multiplier is not yet calibrated.
@@ -23,7 +26,8 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
         recipe.privacy,
         recipe.protects.sampling_and_steps(recipe, examples),
     )
-    return RunFacts(
+    overlap = recipe.federation.overlap or 1
+    facts = RunFacts(
         0.0,
         sampling,
         recipe.relation,
@@ -37,7 +41,9 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
         steps=steps,
         noise=recipe.noise,
         shares=recipe.shares,
+        overlap=overlap,
     )
+    return facts.assuming(_OVERLAP.format(_HELD[recipe.unit], overlap)) if overlap > 1 else facts
 
 
 def published_examples(recipe: Settings) -> int | None:

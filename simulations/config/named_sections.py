@@ -63,7 +63,8 @@ class Data(_OpenSection):
     With them a plan needs no folder, and a run refuses a folder with other numbers. `pixels` is the
     interval of a bundled image set's values; default: [-1, 1]. `file`, `test_file` and the columns
     `target`, `inputs` and `users` are for name = "table". The columns, `subset` and `splits` are
-    for name = "hf:owner/name". `labels` names the classes of both. `standardise` is "test", for
+    for name = "hf:owner/name". `labels` names the classes of both, and
+    `classes` counts those of a table that have no names. `standardise` is "test", for
     mean and standard deviation of the public test rows, or public figures by column: {age = [50,
     20]}. `categories` are the public categories of columns of text, and `fill` the public values of
     gaps. `file` may be a pattern for one file of each site.
@@ -93,6 +94,7 @@ class Data(_OpenSection):
     users: str | None = None
     inputs: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
+    classes: int | None = Field(default=None, ge=2)
     standardise: Literal["test"] | dict[str, tuple[float, float]] | None = None
     categories: dict[str, tuple[str, ...]] | None = None
     fill: dict[str, float | str] | None = None

@@ -67,6 +67,9 @@ class Federation(Section):
     `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of
     users, where client i belongs to user i mod users. `rate` and `cohort` then count users.
 
+    `overlap` is the largest number of clients at which one person has data; clients are drawn and
+    bounded one by one, and epsilon is that of a person at all of them.
+
     Example:
         >>> Federation(clients=100, rounds=20, cohort=10).share
         0.1
@@ -74,6 +77,7 @@ class Federation(Section):
 
     clients: Count
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
+    overlap: Count | None = None
     rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
     sampling: Scheme = "poisson"
     participations: Count | None = None

@@ -50,11 +50,12 @@ def method_beside(
     from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
 
     epsilon, delta = facts.budget()
-    if facts.noised_by.uploads_released or charging.of(facts).joint:
+    if facts.noised_by.uploads_released or charging.of(facts).joint or facts.overlap > 1:
         raise ConfigError(
             "data: their private statistics are charged together with rounds that a trusted "
             "server noises: use privacy.trust = 'central', privacy.noise = 'independent' and "
-            "federation.sampling = 'poisson', or standardise with public figures"
+            "federation.sampling = 'poisson' without federation.overlap, or standardise with "
+            "public figures"
         )
     left, best_method = epsilon - spent.epsilon(_SHARE * delta, facts.accountant), None
     for _ in range(_TRIES):

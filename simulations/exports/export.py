@@ -8,12 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from fedlgm.checks import check_known
 from fedlgm.data.dataset import as_numbers
+from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of, write_whole
@@ -272,7 +274,7 @@ def texts(values: Metadata) -> dict[str, str]:
 
 
 def _example(run: Path) -> inputs.Arrays:
-    """Inputs of two test examples of a run."""
+    """Inputs of two test examples of a run; zeros if it has none."""
     recipe = RunFolder.open(run).recipe()
     if is_object(recipe.data.name):
         raise ConfigError(
@@ -280,7 +282,10 @@ def _example(run: Path) -> inputs.Arrays:
             "does not hold: pass inputs of two examples, as in "
             "simulations.exports.export.export(run, 'onnx', module=net, example=x[:2])"
         )
-    return inputs.take(Assembly(recipe).data.dataset.test_x, slice(2))
+    data = Assembly(recipe).data
+    if recipe.data.name == TABLE and recipe.data.test_file is None:
+        return np.zeros((2, *data.in_shape), np.float32)
+    return inputs.take(data.dataset.test_x, slice(2))
 
 
 def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: Metadata) -> None:

@@ -23,6 +23,29 @@ def headline(row: Mapping[str, Any]) -> tuple[str, float]:
     return row["headline"], float(row["metrics"][row["headline"]])
 
 
+def is_evaluated(result: Mapping[str, Any]) -> bool:
+    """Whether a summary or a round's row has test figures; a server of real nodes may have no test
+    rows.
+    """
+    return bool(result.get("metrics", True))
+
+
+def measured_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Label and text of a summary's test figures without the loss, the headline first.
+
+    Example:
+        >>> measured_figures({"headline": "accuracy", "metrics": {"loss": 0.5, "accuracy": 0.9}})
+        [('test accuracy', '90.00%')]
+        >>> measured_figures({"headline": "accuracy", "metrics": {}})
+        [('test figures', 'not evaluated: no test rows')]
+    """
+    if not is_evaluated(result):
+        return [("test figures", "not evaluated: no test rows")]
+    first, _ = headline(result)
+    names = [first, *(name for name in result["metrics"] if name not in ("loss", first))]
+    return [(f"test {name}", format_metric(name, float(result["metrics"][name]))) for name in names]
+
+
 def is_share(name: str) -> bool:
     """Whether a metric lies in [0, 1] and is shown in percent: accuracies and F1.
 
@@ -31,16 +54,6 @@ def is_share(name: str) -> bool:
         (True, False)
     """
     return name == "f1" or name.endswith("accuracy")
-
-
-def further_metrics(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of a summary's metrics beside the headline and the loss."""
-    shown = ("loss", headline(result)[0])
-    return [
-        (name, format_metric(name, float(value)))
-        for name, value in result["metrics"].items()
-        if name not in shown
-    ]
 
 
 def format_metric(name: str, value: float) -> str:

@@ -20,7 +20,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.charge import Charge
 from fedlgm.privacy.cost import Cost
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee
+from fedlgm.privacy.guarantee import Guarantee
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
 
@@ -110,4 +110,4 @@ def _charged_multiplier(
     else:
         layers = LayerTable.from_sizes(dict(sizes()))
         level = math.sqrt(recipe.mechanism.build().costs(layers, facts.rounds)[first.round - 1])
-    return charged.figure * level * SENSITIVITY_FACTOR[facts.relation]
+    return charged.figure * level * facts.moved

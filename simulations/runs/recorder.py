@@ -36,7 +36,8 @@ _IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall be
 
 
 def measure(assembly: Assembly, module: nn.Module, round: int) -> dict[str, float]:
-    """Metrics of a released model on the test set, those of a user's functions included.
+    """Metrics of a released model on the test set, those of a user's functions included; none if
+    there are no test examples.
 
     Args:
         assembly: the run's objects.
@@ -44,6 +45,8 @@ def measure(assembly: Assembly, module: nn.Module, round: int) -> dict[str, floa
         round: number of its round; 0 is the initial model.
     """
     data, own = assembly.data.dataset, assembly.own
+    if not len(data.test_y):
+        return {}
     x, y = inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
     metrics = evaluate(fresh(assembly.data.task), module, x, y, metrics=own.metrics)
     if own.evaluate is not None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simulations.config.recipe import Recipe
 from simulations.progress import progress as bar
-from simulations.runs.headline import format_metric, further_metrics, headline
+from simulations.runs.headline import headline, is_evaluated, measured_figures
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.summaries.report_types import (
     ClientRow,
@@ -57,16 +57,15 @@ def summary(result: RunSummary) -> Group:
     """Final table, with claimed and proven figures."""
     run = f"{result['recipe']}  ({result['mechanism']}, {result['variant']}; engine {result['engine']})"
     pace = f"  ({result['seconds_per_round']:.3f} s each)" if "seconds_per_round" in result else ""
-    name, value = headline(result)
+    (label, first), *further = measured_figures(result)
+    if is_evaluated(result):
+        first = f"[bold]{first}[/bold]  (loss {result['loss']:.4f})"
     rows = facts(
         [
             ("recipe", escape(run)),
             ("rounds", f"{result['rounds']}{pace}"),
-            (
-                escape(f"test {name}"),
-                f"[bold]{format_metric(name, value)}[/bold]  (loss {result['loss']:.4f})",
-            ),
-            *((escape(f"test {name}"), text) for name, text in further_metrics(result)),
+            (escape(label), first),
+            *((escape(label), text) for label, text in further),
             *_epsilon_rows(result),
             *attack_rows(result),
         ]

@@ -159,6 +159,7 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
     for changes, error, words in (
         ({"privacy.epsilon": 0.5}, PrivacyError, "leave too little for the training"),
         ({"privacy.trust": "local", "training.sampling_rate": 0.1}, ConfigError, "public figures"),
+        ({"federation.overlap": 2}, ConfigError, "without federation.overlap"),
         (
             {"privacy.unit": "client", "mechanism.name": "gaussian"},
             ConfigError,

@@ -9,7 +9,7 @@ from typing import Any
 from fedlgm.errors import FedlgmError
 from fedlgm.privacy import events
 from fedlgm.privacy.attackers import percent
-from fedlgm.privacy.guarantee import COVERS
+from fedlgm.privacy.guarantee import covers
 from fedlgm.privacy.signed import NODE_PREDICATE
 from fedlgm.privacy.spending import Spending
 from fedlgm_lab.certificate.verifier.case import worst_rates
@@ -78,8 +78,8 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
     check_texts(texts)
     protected, counts = f"{told['unit']}, {told['relation']}", Counter[str]()
     for charge in charges:
-        covers = protected in COVERS.get(charge["protects"], ())
-        must(3, covers, f"a release protects ({charge['protects']}), not ({protected})")
+        implied = covers(charge["protects"], protected)
+        must(3, implied, f"a release protects ({charge['protects']}), not ({protected})")
         counts[texts[charge["event"]]] += charge["count"]
     spending = Spending(counts, {})
     try:

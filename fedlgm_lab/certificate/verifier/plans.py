@@ -40,6 +40,7 @@ _FACTS = {
     **{"delta": Maybe(is_number), "accountant": is_text, "max_participations": Maybe(is_count)},
     **{"training": lambda value: True, "assumes?": is_text, "noise?": lambda value: True},
     "steps?": {"count": is_count, "rate": is_number, "batch": is_number},
+    "overlap?": is_count,
     "shares?": {"threshold": is_count, "colluders": is_count, "noise?": is_text},
 }
 _PLAN = {
@@ -70,6 +71,8 @@ class Plan:
         clip: l2 bound (l1 for Laplace noise) of a unit's contribution to each layer, [K].
         sigma: scale of each layer's noise, [K]; infinite where nothing is released.
         released: whether each layer is released, [K].
+        overlap: clients at which one person has data, at most.
+        copies: releases of one person, each with its own noise, for one of a client.
         family: "gaussian" or "laplace".
         facts: public facts of the run.
         sampling: rule that chooses the participants.
@@ -87,6 +90,15 @@ class Plan:
         self.sampling = Sampling(**self.facts["sampling"])
         self.relation, self.trust = self.facts["relation"], self.facts["trust"]
         self.unit, self.steps = self.guarantee["unit"], self.facts.get("steps")
+        self.overlap = self.facts.get("overlap", 1)
+        self.copies = self.overlap if self.trust == "local" else 1
+        known = not (self.sampling.scheduled or "noise" in self.facts or "shares" in self.facts)
+        known = known and self.family == "gaussian"
+        must(
+            5,
+            self.overlap == 1 or known,
+            "this joint cost of a person at several nodes is not known",
+        )
 
     @property
     def protects(self) -> str:
@@ -98,6 +110,8 @@ class Plan:
         """Sampling rate that lowers the cost of a release."""
         if self.steps is not None:
             return float(self.steps["rate"])
+        if self.overlap > self.copies:
+            return self.sampling.rate_of_any(self.overlap)
         amplified = self.trust == "central" and self.sampling.amplifies
         return self.sampling.within_group if amplified else 1.0
 
@@ -106,6 +120,9 @@ class Plan:
         """The status "proven", or "conditional" if the plan or its sampling has a condition."""
         replaced = self.relation == "replace-one" and self.rate < 1 and self.family == "gaussian"
         certain = self.guarantee["status"] == "proven" and not self.facts.get("assumes")
+        certain = (
+            certain and self.overlap == 1
+        )  # nobody checks at how many clients a person has data
         return "proven" if certain and not replaced else "conditional"
 
     @cached_property
@@ -142,6 +159,7 @@ class Plan:
 
     def _event(self, position: int) -> DpEvent:
         factor, sampling = SENSITIVITY_FACTOR[self.relation], self.sampling
+        factor *= self.overlap / self.copies
         multiplier = self.multiplier / factor
         if sampling.block is not None:  # the first round of a block is charged for all of them
             first, count = position % sampling.block == 0, sampling.participations or 0
@@ -156,7 +174,8 @@ class Plan:
         if self.trust == "distributed":
             return Shares(**self.facts["shares"]).law.event(multiplier)
         event = events.gaussian_event(multiplier, self.rate)
-        return events.repeat_event(event, self.steps["count"] if self.steps else 1)
+        count = self.steps["count"] if self.steps else 1
+        return events.repeat_event(event, count * self.copies)
 
     @cached_property
     def _moved(self) -> np.ndarray:

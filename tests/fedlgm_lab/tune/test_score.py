@@ -185,6 +185,17 @@ def test_a_task_without_a_share_is_scored_by_its_loss_over_that_of_the_initial_m
     assert score.name.startswith("1 - loss / initial loss on the private")
 
 
+def test_a_score_is_not_charged_for_people_at_several_clients(tmp_path):
+    with pytest.raises(ConfigError, match="the score is charged for one client"):
+        simulations.tune(
+            "digits",
+            search={"training.lr": [0.1]},
+            overrides={**dict(SHORT), "federation.overlap": 2},
+            score_epsilon=0.5,
+            folder=tmp_path / "s",
+        )
+
+
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan])
 def test_an_epsilon_that_is_none_is_refused(epsilon, tmp_path):
     with pytest.raises(ConfigError, match="score_epsilon"):

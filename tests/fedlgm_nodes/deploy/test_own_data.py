@@ -8,16 +8,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
 import pytest
 from patience import LIMIT_S
 
-from fedlgm.errors import ConfigError
+import simulations
+from fedlgm.errors import FedlgmError
+from fedlgm_nodes.deploy import own_data
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
-from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
+from fedlgm_nodes.deploy.server_entry import DeployedAssembly, recipe_for_nodes, work_of
 from simulations.config import recipe as recipes
+from simulations.runs.recorder import measure
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/how-to/own-data-on-nodes.md"
@@ -104,5 +108,78 @@ def test_the_server_of_a_table_reads_only_public_rows(tmp_path):
     assert recipe_for_nodes(recipe, 2) == recipe
     gone = recipes.load("nodes", [*values, f"data.file={tmp_path / 'private.csv'}"])
     assert work_of(recipe_for_nodes(gone, 2)) == work_of(recipe)
-    with pytest.raises(ConfigError, match=r"data\.test_file: name"):
-        recipe_for_nodes(recipes.load("nodes", ["data.name=table", "data.target=finding"]), 2)
+
+
+STATED = ("data.name=table", "data.target=finding", 'data.inputs=["age", "dose"]', "run.seed=none")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (STATED[:2], r"data\.inputs: list the columns"),
+        (STATED, r"data\.labels: list the classes"),
+        ((*STATED, "data.classes=2", "data.standardise=test"), r"data\.standardise: takes public"),
+        ((*STATED, "data.classes=2", "run.patience=2"), r"run\.patience: takes public"),
+        ((*STATED, "data.classes=2", "data.standardise={agee=[50, 20]}"), "did you mean 'age'"),
+    ],
+)
+def test_a_table_without_test_rows_states_columns_and_classes(values, message):
+    with pytest.raises(FedlgmError, match=message):
+        DeployedAssembly(recipe_for_nodes(recipes.load("nodes", values), 2)).model.module()
+
+
+def test_a_table_without_test_rows_has_the_model_and_work_of_one_with_them(tmp_path):
+    write_tables(tmp_path)
+    rows = [f"data.test_file={tmp_path / 'public.csv'}", "data.standardise={age=[50, 20]}"]
+    figures, named = "data.standardise={age=[50, 20]}", 'data.labels=["benign", "malignant"]'
+    given = recipe_for_nodes(recipes.load("nodes", [*STATED, *rows]), 2)
+    stated = recipe_for_nodes(recipes.load("nodes", [*STATED, figures, named]), 2)
+    assert recipe_for_nodes(stated, 2) == stated
+    assert work_of(stated) == work_of(given)
+    models = [DeployedAssembly(recipe).model for recipe in (given, stated)]
+    assert models[0].initial().equal(models[1].initial())
+    assert models[1].data.dataset.columns is not None
+    assert measure(DeployedAssembly(stated), models[1].module(), 0) == {}
+    with pytest.raises(FedlgmError, match=r"data\.test_file: name"):
+        simulations.simulate("nodes", overrides=[*STATED, named], run_dir=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_on_two_tables_without_any_public_row(tmp_path):
+    write_tables(tmp_path)
+    (tmp_path / "public.csv").unlink()
+    script = """set -e
+fedlgm deploy init lab --data north.csv --data south.csv --target finding --unit example
+fedlgm deploy up lab
+fedlgm deploy run lab/recipe.toml lab --set federation.rounds=2
+for run in lab/server/runs/*; do fedlgm report $run; fedlgm export $run --format onnx; done
+fedlgm predict lab/server/runs/*/model.onnx north.csv
+"""
+    try:
+        done = shell(tmp_path, script)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 of 2 rounds are done" in done.stderr
+        assert done.stdout.count("not evaluated: no test rows") == 2
+        (file,) = DeploymentFolder.open(tmp_path / "lab").runs.glob("*/result.json")
+        result = json.loads(file.read_text())
+        assert result["metrics"] == {}
+        assert 0 < result["epsilon"] <= 8.0
+        assert "not evaluated: no test rows" in file.with_name("report.html").read_text()
+    finally:
+        shell(tmp_path, "fedlgm deploy down lab")
+
+
+def test_nodes_whose_rows_have_other_classes_get_no_recipe(tmp_path):
+    write_tables(tmp_path)
+    tables = [pandas.read_csv(tmp_path / f"{name}.csv") for name in ("north", "south")]
+    assert own_data.agree(_describe(tmp_path, tables))
+    tables[1] = tables[1][tables[1]["finding"] == "benign"]
+    assert not own_data.agree(_describe(tmp_path, tables))
+
+
+def _describe(folder: Path, tables: list[pandas.DataFrame]) -> list[dict[str, Any]]:
+    for name, table in zip(("north", "south"), tables, strict=True):
+        table.to_csv(folder / f"{name}.csv", index=False)
+    return [
+        own_data.describe(folder / f"{name}.csv", labels="finding") for name in ("north", "south")
+    ]
