@@ -175,9 +175,10 @@ def test_the_server_of_a_deployment_says_it(
         "run-dir": str(tmp_path / "run"),
     }
     monkeypatch.setattr(server_entry.DeploymentFolder, "open", lambda path: path)
-    monkeypatch.setattr(
-        RunFolder, "private_file", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
-    )
+    for write in ("private_file", "append_private"):
+        monkeypatch.setattr(
+            RunFolder, write, lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))
+        )
     monkeypatch.setattr(server_entry, "_serve", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DiskError, match="the disk is full"):
