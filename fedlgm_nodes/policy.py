@@ -539,7 +539,7 @@ class Policy(_Section):
                 "the run states its epsilon for a person at several nodes, and this node's policy "
                 "does not say at how many nodes one person has rows ([privacy] overlap)",
             )
-        if 1 < assumed < (overlap or 1):
+        if 1 < assumed < self.privacy.nodes:
             raise Refusal(
                 "privacy",
                 f"the run assumes that a person has rows at {assumed} nodes or fewer; by this "

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -82,12 +82,11 @@ def measure_steps(device: torch.device, scale: Scale, turns: int = 10) -> dict[s
 
     On a GPU also the peak of each one's memory in MiB, with the model, while the other's is freed.
     """
-    steps, peaks = {}, {}
-    for name, make in (("plain", _plain_step), ("private", _private_step)):
-        steps[name], peaks[name] = _peak(device, lambda make=make: _warm(make(device, scale)))
-        if name == "plain":
-            del steps[name]
-    steps = {"plain": _warm(_plain_step(device, scale)), **steps}
+    makers = {"plain": _plain_step, "private": _private_step}
+    peaks = {
+        name: _peak(device, partial(_warm, make, device, scale))[1] for name, make in makers.items()
+    }
+    steps = {name: _warm(make, device, scale) for name, make in makers.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(turns):
         for name, step in steps.items():
@@ -105,7 +104,10 @@ def measure_steps(device: torch.device, scale: Scale, turns: int = 10) -> dict[s
     }
 
 
-def _warm(step: Callable[[], None]) -> Callable[[], None]:
+def _warm(
+    make: Callable[[torch.device, Scale], Callable[[], None]], device: torch.device, scale: Scale
+) -> Callable[[], None]:
+    step = make(device, scale)
     for _ in range(3):
         step()
     return step
