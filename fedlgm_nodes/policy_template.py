@@ -21,6 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "epsilon": 8.0,
     "delta": 1e-5,
     "unit": "client",
+    "overlap": None,
     "trust": ["local"],
     "server_key": "",
     "tasks": ["classification"],
@@ -69,6 +70,8 @@ def policy_text(name: str, values: Mapping[str, Any]) -> str:
         **values,
     }
     written = {key: json.dumps(value) for key, value in filled.items()}
+    stated = filled["overlap"] is not None
+    written["overlap"] = f"overlap = {filled['overlap']}" if stated else "# overlap = 2"
     lines = "".join(f"{key} = {_toml(value)}\n" for key, value in more.items())
     shared = (
         DISTRIBUTED.format(**{key: json.dumps(value) for key, value in distributed.items()})
@@ -119,7 +122,7 @@ unit = {unit} # "client": epsilon is for all of this node's data together. "exam
 trust = {trust}
 min_noise_multiplier = 0.0 # noise over bound of any one release, at least
 largest_clip = 1.0 # l2 bound of any layer of an update, at most
-# overlap = 2 # nodes at which one person has rows, at most, as the operators have agreed: releases are charged for a
+{overlap} # nodes at which one person has rows, at most, as the operators have agreed: releases are charged for a
 # person at all of them, and runs for such people are answered. Cannot grow after a release
 exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
 

@@ -73,9 +73,9 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
         rates=rates,
         measured=measured,
         attackers={
-            "sentence": rates.sentence(f"{recipe.unit}s"),
+            "sentence": rates.sentence(recipe.units),
             "table": bounds_table(rates, recipe.unit),
-            "curve": draw_curve(rates, recipe.unit, measured),
+            "curve": draw_curve(rates, recipe.units, measured),
         },
         curves=_curves(result, rows),
         layers=_layers(folder, rows),

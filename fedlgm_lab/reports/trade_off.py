@@ -42,7 +42,7 @@ def bounds_table(rates: AttackRates, unit: str) -> Table:
     return Table(columns, rows, "Upper bounds on every attack")
 
 
-def draw_curve(rates: AttackRates, unit: str, measured: Measurements | None = None) -> Picture:
+def draw_curve(rates: AttackRates, units: str, measured: Measurements | None = None) -> Picture:
     """The largest share of units that an attack finds, over its share of false alarms."""
     bounds = np.array([rates.tpr(share) for share in _ALARMS])
     with drawing() as figure:
@@ -55,13 +55,13 @@ def draw_curve(rates: AttackRates, unit: str, measured: Measurements | None = No
             _draw_measured(axes, measured)
         axes.set_xscale("log")
         axes.set_xlabel("false alarms")
-        axes.set_ylabel(f"{unit}s found")
+        axes.set_ylabel(f"{units} found")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
         axes.set_ylim(0, 1)
         axes.legend(loc="best")
         svg = to_svg(figure)
-    alt = f"Bound on the share of {unit}s that an attack finds: {rates.sentence(f'{unit}s')}."
+    alt = f"Bound on the share of {units} that an attack finds: {rates.sentence(units)}."
     return Picture("What an attacker can find", alt, svg)
 
 

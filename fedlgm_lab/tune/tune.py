@@ -294,7 +294,7 @@ class _Searching:
             **told,
             **terms,
             "attack_rates": rates.figures(),
-            "attack": rates.sentence(f"{winner.unit}s"),
+            "attack": rates.sentence(winner.units),
             "ledger_head": head,
         }  # of the search: a single run has cost less
         description = model_metadata(

@@ -15,6 +15,7 @@ from fedlgm_nodes.deploy.node_commands import (
     ApprovalOption,
     EveryOption,
     MetricsOption,
+    OverlapOption,
     PeopleOption,
     TestRowsOption,
     WatchOption,
@@ -98,6 +99,7 @@ def init(
         str | None,
         typer.Option(help="Who may add the noise, in every policy: local, central or distributed."),
     ] = None,
+    overlap: OverlapOption = None,
     approval: ApprovalOption = "policy",
     test_seed: TestSeedOption = None,
     as_json: JsonOption = False,
@@ -116,8 +118,8 @@ def init(
     ]
     nodes = len(described) or nodes or 3
     shared = None if described or example == "none" else recipes.load(example)
-    given = {"epsilon": epsilon, "unit": unit, "trust": None if trust is None else [trust]}
-    given["approval"] = approval
+    given: dict[str, Any] = {"epsilon": epsilon, "unit": unit, "overlap": overlap}
+    given |= {"trust": None if trust is None else [trust], "approval": approval}
     policy = {name: value for name, value in given.items() if value is not None}
     deployment = create(
         folder,
@@ -218,6 +220,7 @@ def add(
     people: PeopleOption = None,
     epsilon: Annotated[float, typer.Option(help="Budget in its policy.")] = 8.0,
     unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
+    overlap: OverlapOption = None,
     approval: ApprovalOption = "policy",
 ) -> None:
     """Add a node, with the next client number."""
@@ -226,7 +229,7 @@ def add(
     described = (
         {} if data is None else own_data.describe(data, labels=target, public=test, people=people)
     )
-    values = {"epsilon": epsilon, "unit": unit, "approval": approval}
+    values = {"epsilon": epsilon, "unit": unit, "overlap": overlap, "approval": approval}
     client = life.add(_open(folder), name, described | values)
     _out.print(f"{name} is client {client}; start it: fedlgm deploy up {folder}", markup=False)
 

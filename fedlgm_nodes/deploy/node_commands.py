@@ -48,6 +48,13 @@ PeopleOption = Annotated[
         "whose rows other nodes use."
     ),
 ]
+OverlapOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Nodes at which one person has rows, at most; releases are charged for them all.",
+    ),
+]
 ApprovalOption = Annotated[
     str, typer.Option(help="Who admits new work: the policy, or the operator (node approve).")
 ]
@@ -109,6 +116,7 @@ def init(
         str,
         typer.Option(help="Unit that the budget protects: client (all of the data) or example."),
     ] = "client",
+    overlap: OverlapOption = None,
     server_key: Annotated[
         str, typer.Option(help="Public key of the server; the node then answers no one else.")
     ] = "",
@@ -124,6 +132,7 @@ def init(
         "client": client,
         "population": client + 1 if population is None else population,
         "unit": unit,
+        "overlap": overlap,
         "epsilon": epsilon,
         "delta": delta,
         "server_key": server_key,

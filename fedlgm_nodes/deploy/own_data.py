@@ -117,6 +117,8 @@ def recipe_text(values: dict[str, Any], public: Path | None) -> str:
     if values.get("unit") == "example":
         recipe["extends"] = "example-level-federation"
         recipe["federation"] = {"rate": 1.0, "rounds": 10}
+    if values.get("overlap") is not None:
+        recipe["federation"] = recipe.get("federation", {}) | {"overlap": values["overlap"]}
     head = (
         "# No public rows (test_file): the server evaluates nothing."
         if public is None

@@ -164,6 +164,11 @@ class Recipe(Section):
         return self.privacy.unit or "client"
 
     @property
+    def units(self) -> str:
+        """Whom an attack on the run looks for, in the plural."""
+        return f"{self.unit}s" if self.federation.overlap in (None, 1) else "people"
+
+    @property
     def noised_by(self) -> NoisedBy:
         """The party that adds the noise."""
         with prefix_key("privacy.trust"):

@@ -87,7 +87,7 @@ def privacy_figures(recipe: Recipe, ledger: Ledger, guarantee: Guarantee | None)
         "guarantee": guarantee.sentence(noise_reproducible=seeded) if guarantee else "",
         "guarantee_status": guarantee.status if guarantee else "none",
         "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{recipe.unit}s"),
+        "attack": rates.sentence(recipe.units),
     }
 
 

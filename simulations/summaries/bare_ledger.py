@@ -54,7 +54,7 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
         protects, stated = ledger.protects(), ledger.guarantee()
         unit = protects.partition(",")[0] or "unit"
         return {  # type: ignore[typeddict-item]
-            **ledger_totals(ledger, unit, delta, "pld", attack_rates(ledger)),
+            **ledger_totals(ledger, unit, f"{unit}s", delta, "pld", attack_rates(ledger)),
             "ledger": str(file),
             "protects": protects,
             "guarantee": "" if stated is None else stated.sentence(noise_reproducible=False),

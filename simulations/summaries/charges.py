@@ -14,13 +14,19 @@ from simulations.summaries.report_types import ClientRow, EventGroup, LedgerTota
 
 
 def ledger_totals(
-    ledger: Ledger, unit: str, delta: float, accountant: Accountant, rates: AttackRates
+    ledger: Ledger,
+    unit: str,
+    units: str,
+    delta: float,
+    accountant: Accountant,
+    rates: AttackRates,
 ) -> LedgerTotals:
     """Charges of a ledger and their totals.
 
     Args:
         ledger: the ledger, which has been checked.
         unit: unit of protection.
+        units: whom an attack looks for, in the plural.
         delta: delta of both epsilons.
         accountant: accountant of both epsilons.
         rates: bounds on attacks on one unit.
@@ -34,7 +40,7 @@ def ledger_totals(
         "accountant": accountant,
         "clients": client_rows(ledger, delta, accountant),
         "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{unit}s"),
+        "attack": rates.sentence(units),
     }
 
 

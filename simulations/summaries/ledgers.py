@@ -29,7 +29,9 @@ def checked_ledger_report(folder: RunFolder, ledger: Ledger, rates: AttackRates)
     """See `ledger_report`; for a run whose ledger has been checked, with its attack rates."""
     recipe = folder.recipe()
     privacy = recipe.privacy
-    totals = ledger_totals(ledger, recipe.unit, privacy.delta, privacy.accountant, rates)
+    totals = ledger_totals(
+        ledger, recipe.unit, recipe.units, privacy.delta, privacy.accountant, rates
+    )
     reproducible, groups = recipe.run.seed is not None, totals["events"]
     guarantee = folder.guarantee_in(ledger) if groups else None
     return {  # type: ignore[typeddict-item]

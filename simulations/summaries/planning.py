@@ -66,7 +66,7 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
         "delta": delta,
         "epsilons": {name: _epsilon(charged, delta, name) for name in ACCOUNTANTS},
         "attack_rates": rates.figures(),
-        "attack": rates.sentence(f"{recipe.unit}s"),
+        "attack": rates.sentence(recipe.units),
         "guarantee": plan.guarantee.sentence(noise_reproducible=recipe.run.seed is not None),
         "guarantee_status": plan.guarantee.status,
         "noise_reproducible": recipe.run.seed is not None,

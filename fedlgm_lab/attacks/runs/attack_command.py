@@ -330,7 +330,7 @@ def _bound_text(target: Target) -> list[str]:
     with Ledger(target.folder.ledger_file) as ledger:
         rates = reported_rates(target.folder.recipe(), ledger)
     return [
-        f"bound for the run: {rates.sentence(f'{target.recipe.unit}s')}",
+        f"bound for the run: {rates.sentence(target.recipe.units)}",
         f"beside the bound on every attack: fedlgm report {target.folder.path} --private",
     ]
 

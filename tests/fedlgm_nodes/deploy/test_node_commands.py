@@ -29,6 +29,14 @@ def run(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(one) for one in arguments])
 
 
+def test_init_states_at_how_many_nodes_a_person_has_rows(tmp_path):
+    assert run("init", tmp_path / "a", "--overlap", 3).exit_code == 0
+    assert NodeFolder(tmp_path / "a").policy().privacy.overlap == 3
+    wrong = run("init", tmp_path / "b", "--overlap", 0)
+    assert wrong.exit_code == 2
+    assert not (tmp_path / "b").exists()
+
+
 def test_init_writes_a_policy_for_the_data_it_is_given(tmp_path):
     from PIL import Image
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pandas
 import pytest
+from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import deployment_commands, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import DeployedAssembly, recipe_for_nodes
@@ -36,6 +38,25 @@ def test_a_run_states_its_condition_and_needs_noise_for_a_part_of_a_node():
     ):
         with pytest.raises(ConfigError, match=message):
             recipe_for_nodes(recipes.load("nodes", [*SMALL, *values]), 3)
+
+
+def test_a_deployment_is_made_for_people_at_several_nodes(tmp_path):
+    rows = pandas.DataFrame({"age": [52, 61, 40, 33], "ill": ["yes", "no", "yes", "no"]})
+    tables = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for table in tables:
+        rows.to_csv(table, index=False)
+    given = [word for table in tables for word in ("--data", str(table))]
+    asked = ["init", str(tmp_path / "lab"), *given, "--target", "ill", "--overlap", "2"]
+    assert CliRunner().invoke(deployment_commands.app, asked).exit_code == 0
+    folder = DeploymentFolder(tmp_path / "lab")
+    assert [folder.node(f"node{i}").service.policy().privacy.overlap for i in (0, 1)] == [2, 2]
+    recipe = recipe_for_nodes(recipes.load(str(folder.path / "recipe.toml")), 2)
+    assert recipe.federation.overlap == 2
+    plain = ["init", str(tmp_path / "plain"), *given, "--target", "ill"]
+    assert CliRunner().invoke(deployment_commands.app, plain).exit_code == 0
+    node = DeploymentFolder(tmp_path / "plain").node("node0").service
+    assert node.policy().privacy.overlap is None
+    assert "overlap" not in (tmp_path / "plain" / "recipe.toml").read_text()
 
 
 def _state(folder: DeploymentFolder, overlaps: dict[str, int]) -> None:
