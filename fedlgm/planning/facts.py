@@ -164,8 +164,9 @@ class RunFacts:
         assumes: what the guarantee assumes of a user's model or code and the library cannot prove,
             as the end of a sentence ("conditional on ..."); empty if all is proven.
         overlap: largest number K of clients at which one person has data. With more than one the
-            run's epsilon is that of a person at all of them ("One person at several nodes" in
-            docs/proofs/units.md).
+            run's epsilon is that of a person at all of them ("One person at up to K nodes,
+            jointly" in docs/proofs/units.md); plans that protect whole clients then need
+            relation "replace-one".
 
     Raises:
         ConfigError: the facts contradict each other.

@@ -11,12 +11,13 @@ from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
 
 SHORT = {"federation.rounds": 2, "federation.clients": 20, "federation.cohort": 5, "run.seed": 3}
+PEOPLE = SHORT | {"privacy.relation": "replace-one"}
 
 
 def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     one, joint = (
         simulations.simulate(
-            "digits", overrides=SHORT | {"federation.overlap": overlap}, run_dir=tmp_path / name
+            "digits", overrides=PEOPLE | {"federation.overlap": overlap}, run_dir=tmp_path / name
         )
         for overlap, name in ((1, "one"), (2, "joint"))
     )
@@ -30,6 +31,11 @@ def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     assert found["statement"]["guarantee_status"] == "conditional"
     recipe = tmp_path / "joint" / "recipe.toml"
     assert "overlap = 2" in recipe.read_text()
+
+
+def test_whole_clients_that_come_or_go_are_not_people():
+    with pytest.raises(ConfigError, match=r"federation\.overlap = 2: .*add-remove.*replace-one"):
+        recipes.load("digits", ["federation.overlap=2"])
 
 
 def test_examples_of_a_person_are_one_at_each_client():
