@@ -110,18 +110,12 @@ class Process:
     def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
         facts = self.facts
-        if facts.overlap == 1:
-            return
-        if plan.family != "gaussian":
+        whole = plan.bounded_by == "aggregator" and facts.relation != "replace-one"
+        if facts.overlap > 1 and (whole or plan.family != "gaussian"):
             raise PrivacyError(
-                "the joint cost of a person at several clients is known for Gaussian noise, but the "
-                f"plan has {plan.family} noise: use a Gaussian mechanism"
-            )
-        if plan.bounded_by == "aggregator" and facts.relation != "replace-one":
-            raise PrivacyError(
-                f"overlap = {facts.overlap}: removing a person replaces the updates of clients that "
-                f"hold others' data, too, but the plan's relation is {facts.relation!r}: use "
-                "'replace-one', or single examples"
+                "overlap above 1: the joint cost of a person at several clients is known for "
+                "Gaussian noise, with relation 'replace-one' or for single examples (without a "
+                "person's rows a client sends another update): choose these"
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:

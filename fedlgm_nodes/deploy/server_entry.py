@@ -114,12 +114,7 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             f"epsilon holds for whole nodes that come or go ({recipe.relation}): set "
             "privacy.relation = 'replace-one', or privacy.unit = 'example' with one row per person"
         )
-    overlap = recipe.federation.overlap or 1
-    if own.one_node_per_person and overlap > 1:
-        raise ConfigError(
-            f"federation.overlap = {overlap}, but deployment.one_node_per_person says that each "
-            "person counts at one node: leave one of them out"
-        )
+    _check_overlap(recipe, own)
     if recipe.mechanism.variant != "sound":
         raise ConfigError(
             f"mechanism.variant = {recipe.mechanism.variant!r} is not private, and real nodes make "
@@ -146,6 +141,27 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
             "lower federation.rate or federation.cohort"
         )
     return result
+
+
+def _check_overlap(recipe: Recipe, own: Deployment) -> None:
+    """Refuse a joint epsilon of people that real nodes cannot keep.
+
+    Raises:
+        ConfigError: a person is not a part of a unit, or counts at one node.
+    """
+    if recipe.federation.overlap in (None, 1):
+        return
+    if own.one_node_per_person:
+        raise ConfigError(
+            f"federation.overlap = {recipe.federation.overlap}, but deployment.one_node_per_person "
+            "says that each person counts at one node: leave one of them out"
+        )
+    if recipe.unit == "client" and recipe.relation != "replace-one":
+        raise ConfigError(
+            "federation.overlap: a person is a part of a node's data, and this recipe's epsilon "
+            f"holds for whole nodes that come or go ({recipe.relation}): set privacy.relation = "
+            "'replace-one', or privacy.unit = 'example' with one row per person at each node"
+        )
 
 
 def _public_table(recipe: Recipe) -> Data:

@@ -100,14 +100,6 @@ class ClientLevel(UnitKind):
                 f"privacy.min_separation: {scheme!r} sampling lets a client take part in any "
                 "round: set federation.sampling to 'cyclic', 'min-separation' or 'grouped-poisson'"
             )
-        overlap = federation.overlap or 1
-        if overlap > 1 and self.of is None and recipe.relation != "replace-one":
-            raise ConfigError(
-                f"federation.overlap = {overlap}: a person is a part of a client's data, and this "
-                f"recipe's epsilon holds for whole clients that come or go ({recipe.relation}): "
-                "set privacy.relation = 'replace-one', or privacy.unit = 'example' with one row "
-                "per person at each client"
-            )
         if local and privacy.max_participations is None:
             raise ConfigError(
                 f"privacy.max_participations is needed under {privacy.trust} trust, because every "

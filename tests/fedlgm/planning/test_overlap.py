@@ -230,7 +230,7 @@ def test_laplace_noise_is_refused():
 @pytest.mark.parametrize("relation", ["add-remove", "zero-out"])
 def test_clients_that_come_or_go_do_not_protect_a_person_whose_rows_are_a_part_of_theirs(relation):
     """Without the person's rows a client sends another update, up to two bounds away."""
-    with pytest.raises(PrivacyError, match="removing a person replaces"):
+    with pytest.raises(PrivacyError, match="relation 'replace-one' or for single examples"):
         plan_by("snr-consistent", facts("poisson", overlap=2, relation=relation))
     made = plan_by("snr-consistent", facts("fixed", overlap=2))
     raw = json.loads(made.to_json())

@@ -31,7 +31,7 @@ def test_a_run_states_its_condition_and_needs_noise_for_a_part_of_a_node():
     assert "nobody having data at more than 2 clients" in joint.guarantee.reason
     central = ("privacy.trust=central", "privacy.max_participations=none")
     for values, message in (
-        (central, r"federation\.overlap = 2: .*add-remove.*replace-one"),
+        (central, r"federation\.overlap: .*add-remove.*replace-one"),
         (("deployment.one_node_per_person=true",), "each person counts at one node"),
     ):
         with pytest.raises(ConfigError, match=message):

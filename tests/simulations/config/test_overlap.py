@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import simulations
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from simulations.config import recipe as recipes
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
@@ -33,9 +33,12 @@ def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     assert "overlap = 2" in recipe.read_text()
 
 
-def test_whole_clients_that_come_or_go_are_not_people():
-    with pytest.raises(ConfigError, match=r"federation\.overlap = 2: .*add-remove.*replace-one"):
-        recipes.load("digits", ["federation.overlap=2"])
+def test_whole_clients_that_come_or_go_are_not_people(tmp_path):
+    with pytest.raises(PrivacyError, match="overlap above 1: .*relation 'replace-one'"):
+        simulations.simulate(
+            "digits", overrides=SHORT | {"federation.overlap": 2}, run_dir=tmp_path / "r"
+        )
+    assert not (tmp_path / "r").exists()
 
 
 def test_examples_of_a_person_are_one_at_each_client():
