@@ -109,9 +109,10 @@ class Process:
 
     def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
-        facts = self.facts
-        whole = plan.bounded_by == "aggregator" and facts.relation != "replace-one"
-        if facts.overlap > 1 and (whole or plan.family != "gaussian"):
+        if self.facts.overlap > 1 and (
+            plan.family != "gaussian"
+            or not {"trainer", "replace-one"} & {plan.bounded_by, self.facts.relation}
+        ):
             raise PrivacyError(
                 "overlap above 1: the joint cost of a person at several clients is known for "
                 "Gaussian noise, with relation 'replace-one' or for single examples (without a "

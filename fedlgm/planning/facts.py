@@ -211,7 +211,7 @@ class RunFacts:
         check_count("overlap", self.overlap)
         if self.overlap > 1 and (sampling.scheduled or self.shares or sampling.of):
             raise ConfigError(
-                f"overlap = {self.overlap}: the joint cost of a person at several clients is proven "
+                "overlap above 1: the joint cost of a person at several clients is proven "
                 "for sampling 'poisson' and 'fixed' of clients or examples, under central and "
                 "local trust"
             )

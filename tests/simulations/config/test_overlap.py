@@ -34,7 +34,7 @@ def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
 
 
 def test_whole_clients_that_come_or_go_are_not_people(tmp_path):
-    with pytest.raises(PrivacyError, match="overlap above 1: .*relation 'replace-one'"):
+    with pytest.raises(PrivacyError, match=r"overlap above 1: .*relation 'replace-one'"):
         simulations.simulate(
             "digits", overrides=SHORT | {"federation.overlap": 2}, run_dir=tmp_path / "r"
         )
@@ -58,5 +58,5 @@ def test_examples_of_a_person_are_one_at_each_client():
     ],
 )
 def test_what_is_not_proven_is_refused(values):
-    with pytest.raises(ConfigError, match="overlap = 2"):
+    with pytest.raises(ConfigError, match="overlap above 1"):
         facts_of(recipes.load("digits", ["federation.overlap=2", *values]))
