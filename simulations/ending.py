@@ -39,7 +39,8 @@ def offer_to_continue(run: Path | None, engine: str) -> Iterator[Callable[[Path]
         run: folder of a run that is continued; None for a new run.
         engine: engine of the command.
 
-        Yields: function that takes the folder of a new run.
+    Yields:
+        Function that takes the folder of a new run.
     """
     from fedlgm.errors import DivergedError, FedlgmError
 

@@ -404,7 +404,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
         )
         raise DataError(
             f"{what}: {len(where)} values are {problem}, the first at index "
-            f"{tuple(where[0].tolist())}"
+            f"{tuple(where[0].tolist())}: remove or replace them"
         )
     return held
 

@@ -26,6 +26,9 @@ _ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
     """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one
     sample.
+
+    Raises:
+        ConfigError: there are more clients than samples.
     """
     if clients > len(labels):
         raise ConfigError(

@@ -109,10 +109,14 @@ class Process:
 
     def check(self, plan: _Plan) -> None:
         """Refuse a plan that cannot be charged this way (PrivacyError)."""
-        if self.facts.overlap > 1 and plan.family != "gaussian":
+        if self.facts.overlap > 1 and (
+            plan.family != "gaussian"
+            or not {"trainer", "replace-one"} & {plan.bounded_by, self.facts.relation}
+        ):
             raise PrivacyError(
-                "the joint cost of a person at several clients is known for Gaussian noise, but the "
-                f"plan has {plan.family} noise: use a Gaussian mechanism"
+                "overlap above 1: the joint cost of a person at several clients is known for "
+                "Gaussian noise, with relation 'replace-one' or for single examples (without a "
+                "person's rows a client sends another update): choose these"
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:

@@ -23,6 +23,9 @@ to 5e-15."""
 def eq_clip(bound: float, layers: int) -> np.ndarray:
     """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
 
+    Raises:
+        ConfigError: there is no layer.
+
     Example:
         >>> eq_clip(1.0, 4).tolist()
         [0.5, 0.5, 0.5, 0.5]

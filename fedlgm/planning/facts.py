@@ -164,8 +164,9 @@ class RunFacts:
         assumes: what the guarantee assumes of a user's model or code and the library cannot prove,
             as the end of a sentence ("conditional on ..."); empty if all is proven.
         overlap: largest number K of clients at which one person has data. With more than one the
-            run's epsilon is that of a person at all of them ("One person at several nodes" in
-            docs/proofs/units.md).
+            run's epsilon is that of a person at all of them ("One person at up to K nodes,
+            jointly" in docs/proofs/units.md); plans that protect whole clients then need
+            relation "replace-one".
 
     Raises:
         ConfigError: the facts contradict each other.
@@ -210,7 +211,7 @@ class RunFacts:
         check_count("overlap", self.overlap)
         if self.overlap > 1 and (sampling.scheduled or self.shares or sampling.of):
             raise ConfigError(
-                f"overlap = {self.overlap}: the joint cost of a person at several clients is proven "
+                "overlap above 1: the joint cost of a person at several clients is proven "
                 "for sampling 'poisson' and 'fixed' of clients or examples, under central and "
                 "local trust"
             )

@@ -353,7 +353,8 @@ def composed_epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0.
+        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+            `fedlgm.privacy.events.encode`.
         PrivacyError: the accountant cannot handle one of the events.
 
     Example:
@@ -382,7 +383,8 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
         mu^2 of the one Gaussian release (0 without any), and the other events.
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0.
+        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+            `fedlgm.privacy.events.encode`.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event

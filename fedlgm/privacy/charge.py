@@ -157,7 +157,7 @@ class Head(NamedTuple):
             LedgerError: the text is not a head.
         """
         count, colon, value = text.partition(":")
-        if not (colon and count.isdigit()):
+        if not (colon and count.isdecimal()):
             raise LedgerError(
                 f"{text!r} is not the head of a ledger, which has the form COUNT:HASH"
             )

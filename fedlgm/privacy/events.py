@@ -322,8 +322,8 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     """JSON form of an event, for the ledger and for messages.
 
     Raises:
-        ValueError: the library does not use events of this type.
-        ConfigError: the release cannot have such a number, for example a negative noise multiplier.
+        ConfigError: the library does not use events of this type, or the release cannot have such a
+            number, for example a negative noise multiplier.
 
     Example:
         >>> encode(gaussian_event(1.5))
@@ -331,7 +331,7 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     """
     name = type(event).__name__
     if name not in _FIELDS:
-        raise ValueError(f"cannot store {name}")
+        raise ConfigError(f"an event must be of dp_accounting or fedlgm.privacy, got {name}")
     return {"type": name} | {
         field: _convert(name, field, getattr(event, field), encode) for field in _FIELDS[name]
     }

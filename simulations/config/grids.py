@@ -25,7 +25,7 @@ def parse_grid(texts: Iterable[str], option: str = "--grid") -> dict[str, list[A
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:
-        key, equals, values = (part.strip() for part in text.partition("="))
+        key, equals, values = (part.strip(" ,") for part in text.partition("="))
         if not equals or not key or not values:
             raise ConfigError(f"{option} takes key=value,value, got {text!r}")
         if key in grid:

@@ -56,8 +56,8 @@ def session(
         then: function to call as soon as Ray is up.
         leave: function that undoes `then` if Ray is kept.
 
-        Yields: Function that waits for the result of `then`, or raises its exception or that of
-            `connect`.
+    Yields:
+        Function that waits for the result of `then`, or raises its exception or that of `connect`.
     """
     ours = not ray.is_initialized()
     on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL

@@ -269,7 +269,7 @@ class AutoS(_Whole):
         gamma: stabiliser, 0.01 in the paper.
 
     Raises:
-        ConfigError: C is out of range or infinite, or gamma is below 1e-6.
+        ConfigError: C is out of range or infinite, or gamma is below 1e-6 or infinite.
 
     Example:
         >>> AutoS(1.0, gamma=3.0).factors(torch.tensor([[3.0, 4.0]])).round(decimals=4).tolist()  # 1 / (5 + 3)
@@ -287,7 +287,7 @@ class AutoS(_Whole):
             and math.isfinite(self.clip)
         ):
             raise ConfigError(
-                f"Auto-S: clip must be finite and gamma at least 1e-6, got {self.clip} and "
+                f"Auto-S: clip and gamma must be finite, and gamma at least 1e-6, got {self.clip} and "
                 f"{self.gamma}"
             )
 

@@ -25,7 +25,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
     The file holds the tensors of the model, or of the base below its adapters, under PyTorch's
-    names. Adapters that the file lacks are left unchanged; all other tensors must be in both.
+    names. Adapters and buffers that the file lacks are left unchanged; all other tensors must be in
+    both.
 
     Args:
         module: the model; on the meta device only shapes are compared.
@@ -35,7 +36,7 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         The module.
 
     Raises:
-        ConfigError: the file does not exist, or its tensors differ from the model's; the message
+        ConfigError: the file does not exist or cannot be read, or its tensors differ from the model's; the message
             names the first difference.
 
     Example:

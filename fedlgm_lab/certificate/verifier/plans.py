@@ -94,6 +94,7 @@ class Plan:
         self.copies = self.overlap if self.trust == "local" else 1
         known = not (self.sampling.scheduled or "noise" in self.facts or "shares" in self.facts)
         known = known and self.family == "gaussian"
+        known = known and (self.unit == "example" or self.relation == "replace-one")
         must(
             5,
             self.overlap == 1 or known,

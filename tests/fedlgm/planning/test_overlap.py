@@ -23,6 +23,7 @@ from fedlgm.planning import charging
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
+from fedlgm_lab.certificate.verifier.envelope import Refused
 from fedlgm_lab.certificate.verifier.plans import Plan
 
 LAYERS = LayerTable.from_sizes({"wide": 6, "narrow": 2})
@@ -51,7 +52,7 @@ def facts(case: str, multiplier: float = 1.5, overlap: int = 1, **more: object) 
 
 
 def plan(of: RunFacts) -> ReleasePlan:
-    return plan_by("dp-sgd" if of.steps else "snr-consistent", of)
+    return plan_by("snr-consistent" if of.relation == "replace-one" else "dp-sgd", of)
 
 
 def plan_by(name: str, of: RunFacts) -> ReleasePlan:
@@ -223,7 +224,20 @@ def test_what_is_not_proven_is_refused(given):
 
 def test_laplace_noise_is_refused():
     with pytest.raises(PrivacyError, match="joint cost of a person at several clients"):
-        plan_by("laplace-inid", facts("poisson", overlap=2))
+        plan_by("laplace-inid", facts("poisson", overlap=2, relation="replace-one"))
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "zero-out"])
+def test_clients_that_come_or_go_do_not_protect_a_person_whose_rows_are_a_part_of_theirs(relation):
+    """Without the person's rows a client sends another update, up to two bounds away."""
+    with pytest.raises(PrivacyError, match="relation 'replace-one' or for single examples"):
+        plan_by("snr-consistent", facts("poisson", overlap=2, relation=relation))
+    made = plan_by("snr-consistent", facts("fixed", overlap=2))
+    raw = json.loads(made.to_json())
+    Plan(raw)
+    raw["facts"]["relation"] = relation
+    with pytest.raises(Refused, match="joint cost of a person"):
+        Plan(raw)
 
 
 @pytest.mark.parametrize("case", CASES)

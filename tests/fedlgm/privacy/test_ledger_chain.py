@@ -421,3 +421,9 @@ class TestWhatRowsProtect:
         with pytest.raises(LedgerError, match="of an earlier version"):
             Ledger(path, owner)
         assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["abc", "3", ":x", "²:x", "-1:x"])
+def test_text_that_is_no_head_is_refused(text):
+    with pytest.raises(LedgerError, match="COUNT:HASH"):
+        Head.parse(text)

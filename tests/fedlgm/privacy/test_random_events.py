@@ -7,6 +7,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
+from fedlgm import privacy
+from fedlgm.errors import ConfigError
 from fedlgm.privacy import attack_rates
 
 SHARES = np.array([0.1, 0.01, 0.001])
@@ -60,3 +62,12 @@ def test_releases_without_sampling() -> None:
         assert (high <= 1.02 * exact).all()
         exact = 2 * norm.cdf(mu / 2) - 1
         assert exact * (1 - 1e-9) <= bound.advantage <= 1.02 * exact
+
+
+def test_an_event_of_an_unknown_type_is_refused_like_other_arguments():
+    for function in (
+        privacy.events.encode,
+        lambda event: privacy.composed_epsilon([(event, 1)], 1e-5),
+    ):
+        with pytest.raises(ConfigError, match="an event must be of dp_accounting"):
+            function(object())

@@ -190,7 +190,7 @@ def test_a_score_is_not_charged_for_people_at_several_clients(tmp_path):
         simulations.tune(
             "digits",
             search={"training.lr": [0.1]},
-            overrides={**dict(SHORT), "federation.overlap": 2},
+            overrides={**dict(SHORT), "federation.overlap": 2, "privacy.relation": "replace-one"},
             score_epsilon=0.5,
             folder=tmp_path / "s",
         )

@@ -5,18 +5,19 @@ from __future__ import annotations
 import pytest
 
 import simulations
-from fedlgm.errors import ConfigError
+from fedlgm.errors import ConfigError, PrivacyError
 from simulations.config import recipe as recipes
 from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
 
 SHORT = {"federation.rounds": 2, "federation.clients": 20, "federation.cohort": 5, "run.seed": 3}
+PEOPLE = SHORT | {"privacy.relation": "replace-one"}
 
 
 def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     one, joint = (
         simulations.simulate(
-            "digits", overrides=SHORT | {"federation.overlap": overlap}, run_dir=tmp_path / name
+            "digits", overrides=PEOPLE | {"federation.overlap": overlap}, run_dir=tmp_path / name
         )
         for overlap, name in ((1, "one"), (2, "joint"))
     )
@@ -32,6 +33,14 @@ def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     assert found["statement"]["guarantee_status"] == "conditional"
     recipe = tmp_path / "joint" / "recipe.toml"
     assert "overlap = 2" in recipe.read_text()
+
+
+def test_whole_clients_that_come_or_go_are_not_people(tmp_path):
+    with pytest.raises(PrivacyError, match=r"overlap above 1: .*relation 'replace-one'"):
+        simulations.simulate(
+            "digits", overrides=SHORT | {"federation.overlap": 2}, run_dir=tmp_path / "r"
+        )
+    assert not (tmp_path / "r").exists()
 
 
 def test_examples_of_a_person_are_one_at_each_client():
@@ -51,5 +60,5 @@ def test_examples_of_a_person_are_one_at_each_client():
     ],
 )
 def test_what_is_not_proven_is_refused(values):
-    with pytest.raises(ConfigError, match="overlap = 2"):
+    with pytest.raises(ConfigError, match="overlap above 1"):
         facts_of(recipes.load("digits", ["federation.overlap=2", *values]))
