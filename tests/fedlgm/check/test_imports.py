@@ -24,7 +24,9 @@ assert not {"torch", "flwr", "ray", "opacus"} & set(sys.modules)
 def test_no_framework_is_loaded_and_the_import_takes_little_time() -> None:
     """A second start is measured only if the first one was slow, as on a busy machine."""
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+        )
         seconds, epsilon = map(float, done.stdout.split())
         assert abs(epsilon - 4.377) < 1e-3
         if seconds < 0.5:
