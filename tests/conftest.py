@@ -60,6 +60,7 @@ LONG = (
     "simulations/projects/test_new.py",
     "docs/test_commands.py",
     "simulations/test_distributed_trust.py",
+    "simulations/test_ten_hospitals.py",
 )
 """The longest files; last, one worker would run them while the other has nothing left to do."""
 

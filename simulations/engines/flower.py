@@ -4,6 +4,7 @@ it at the end.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_SILENCE_S = 20.0  # of the log, until the SuperLink is asked all the same
+_SILENCE_S = 20.0  # of the log about tasks, until the SuperLink is asked all the same
+_TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 
 
 class FlowerEngine(Engine):
@@ -172,18 +174,17 @@ def follow(
     Args:
         flwr: the SuperLink.
         run_id: the run.
-        log: the SuperLink's log, which shows a run's state first; a status query takes seconds of a
+        log: the SuperLink's log, which shows a task's end first; a status query takes seconds of a
             core.
         look: called four times a second; returns True if the run is about to end.
     """
-    asked, logged = 0.0, -1
-    status = "pending"
-    while not status.startswith("finished"):
-        time.sleep(0.25)
-        patience = 3.0 if look() else _SILENCE_S
-        if log.stat().st_size != logged or time.monotonic() - asked > patience:
-            status, asked = flwr.status(run_id), time.monotonic()
-            logged = log.stat().st_size
+    asked, status = time.monotonic(), "pending"
+    with log.open("rb") as file:
+        while not status.startswith("finished"):
+            time.sleep(0.25)
+            patience = 3.0 if look() else _SILENCE_S
+            if _TASK_ENDED.search(file.read()) or time.monotonic() - asked > patience:
+                status, asked = flwr.status(run_id), time.monotonic()
     look()
     return status
 

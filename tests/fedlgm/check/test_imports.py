@@ -22,9 +22,13 @@ assert not {"torch", "flwr", "ray", "opacus"} & set(sys.modules)
 
 
 def test_no_framework_is_loaded_and_the_import_takes_little_time() -> None:
-    done = [
-        subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    assert min(float(run.stdout.split()[0]) for run in done) < 0.5
-    assert abs(float(done[0].stdout.split()[1]) - 4.377) < 1e-3
+    """A second start is measured only if the first one was slow, as on a busy machine."""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+        )
+        seconds, epsilon = map(float, done.stdout.split())
+        assert abs(epsilon - 4.377) < 1e-3
+        if seconds < 0.5:
+            return
+    raise AssertionError(f"the import took {seconds} s of a core")

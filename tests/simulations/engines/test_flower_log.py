@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simulations.engines import flower
 from simulations.engines.flower_command import first_exception, reason, tail
 
 CLUSTER = """\
@@ -86,3 +87,25 @@ def test_without_an_exception_there_is_the_end_of_the_log():
     told = reason(log).splitlines()
     assert told[0] == "End of its log:"
     assert told[1:] == [f"INFO :      round {i}" for i in range(25, 40)]
+
+
+@pytest.mark.parametrize("ended", ["Finished task 5 of run 7", "Failed to finish task 5 of run 7"])
+def test_flower_is_asked_once_its_log_shows_that_a_task_has_ended(ended, tmp_path, monkeypatch):
+    """A question takes a second of a core, and real nodes fill the log with their requests."""
+    log = tmp_path / "superlink.log"
+    lines = iter([*("POST /v1/runtime/pull-messages HTTP/1.1" for _ in range(30)), ended])
+    log.touch()
+
+    def write(_seconds: float) -> None:
+        with log.open("a") as file:
+            file.write(f"{next(lines)}\n")
+
+    class Flwr:
+        def status(self, run_id: str) -> str:
+            asked.append(log.read_text().count("\n"))
+            return "finished:completed"
+
+    asked: list[int] = []
+    monkeypatch.setattr(flower.time, "sleep", write)
+    assert flower.follow(Flwr(), "7", log) == "finished:completed"
+    assert asked == [31]

@@ -27,7 +27,7 @@ from simulations.summaries.ledgers import ledger_report
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
-CLIENTS = 5
+CLIENTS = 4
 
 HOSTILE = '''
 """Each node attacks in its own way, if the run's config says so."""
@@ -51,7 +51,7 @@ def changed(reply, values):
 
 @app.query()
 def query(message, context):
-    place = {"partition-id": int(context.node_config["partition-id"]), "num-partitions": 5}
+    place = {"partition-id": int(context.node_config["partition-id"]), "num-partitions": 4}
     if context.run_config["attack"] == "same client" and place["partition-id"] == 2:
         place["partition-id"] = 1
     return Message(RecordDict({wire.CONFIG: ConfigRecord(place)}), reply_to=message)
@@ -63,19 +63,20 @@ def train(message, context):
 
     reply = make_client_app()(message, context)
     me = int(context.node_config["partition-id"])
-    if me == 4 and "kept" in context.state:
+    first = "kept" not in context.state
+    if me == 3 and not first:
         time.sleep(600)  # it is killed meanwhile
     if context.run_config["attack"] != "values" or me == 0:
         return reply
+    if first:
+        context.state["kept"] = ConfigRecord({"id": message.metadata.message_id})
     values = reply.content[wire.ARRAYS][wire.SUM].numpy()
     if me == 1:
-        return Message(changed(reply, values * 1e6), reply_to=message)
-    if me == 2:
-        return Message(changed(reply, np.where(np.arange(len(values)) == 3, np.nan, values)), reply_to=message)
-    if "kept" not in context.state:
-        context.state["kept"] = ConfigRecord({"id": message.metadata.message_id})
+        wrong = values * 1e6 if first else np.where(np.arange(len(values)) == 3, np.nan, values)
+        return Message(changed(reply, wrong), reply_to=message)
+    if first:
         return reply
-    # Client 3: a reply to the first round's message, sent in the second.
+    # Client 2: a reply to the first round's message, sent in the second.
     reply.metadata.__dict__["_reply_to_message_id"] = str(context.state["kept"]["id"])
     return reply
 '''
@@ -218,7 +219,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
-    """Five clients who all take part in each of two rounds; no seed."""
+    """Four clients who all take part in each of two rounds; no seed."""
     from federations import tiny_values
 
     raw = tiny_values()
@@ -226,7 +227,7 @@ def recipe(tmp_path_factory) -> Path:
         "clients": CLIENTS,
         "rounds": 2,
         "rate": 1.0,
-        "round_timeout": 120.0,
+        "round_timeout": 60.0,  # all of it passes in the second round: client 2 answers another one
         "wait_for_nodes": 300.0,
     }
     raw["data"]["partition"] = "iid"
@@ -242,7 +243,7 @@ def recipe(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def attacked(lab, recipe, tmp_path_factory) -> Path:
-    """A run in which clients 1 to 3 lie and node 4 is killed in the second round."""
+    """A run in which clients 1 and 2 lie and node 3 is killed in the second round."""
     run = tmp_path_factory.mktemp("attacked") / "run"
     run_id = lab.submit(recipe, run, "values")
     wait_until(
@@ -250,7 +251,7 @@ def attacked(lab, recipe, tmp_path_factory) -> Path:
         "the first round",
         every=0.2,
     )
-    os.killpg(lab.nodes[4].pid, signal.SIGKILL)
+    os.killpg(lab.nodes[3].pid, signal.SIGKILL)
     told = lab.wait(run_id, run)
     assert told.startswith("finished:completed"), told
     return run
@@ -271,16 +272,15 @@ def test_two_nodes_that_say_they_are_one_client_end_the_start(lab, recipe, tmp_p
 
 
 def test_nodes_that_lie_count_as_zero_and_are_named(attacked):
-    """One multiplies by a million, one sends NaN, one answers the first round again; the honest one
-    is enough."""
+    """One multiplies by a million and sends NaN in the next round, one answers the first round
+    again; the honest one is enough."""
     first, second = failures(attacked)
-    assert set(first) == {1, 2}
-    assert set(second) == {1, 2, 3, 4}
-    for seen in (first, second):
-        assert [seen[client]["kind"] for client in (1, 2)] == ["rejected"] * 2
-        assert "has norm" in seen[1]["reason"]
-        assert "the plan allows" in seen[1]["reason"]
-        assert "NaN" in seen[2]["reason"]
+    assert set(first) == {1}
+    assert set(second) == {1, 2, 3}
+    assert first[1]["kind"] == second[1]["kind"] == "rejected"
+    assert "has norm" in first[1]["reason"]
+    assert "the plan allows" in first[1]["reason"]
+    assert "NaN" in second[1]["reason"]
     result = RunFolder(attacked).result()
     assert result["loss"] < 100  # 22,842 when contributions were taken as they came
     assert result["noise_reproducible"] is False
@@ -291,6 +291,6 @@ def test_nodes_that_lie_count_as_zero_and_are_named(attacked):
 def test_a_node_that_vanishes_counts_as_zero(attacked):
     """It ended the run after 47 s, with a traceback and exit status 0."""
     _, second = failures(attacked)
-    assert second[4]["kind"] == "error"  # the SuperLink says that its heartbeat stopped
+    assert second[3]["kind"] == "error"  # the SuperLink says that its heartbeat stopped
     public = (attacked / "result.json").read_text() + (attacked / "metrics.jsonl").read_text()
     assert "failures" not in public
