@@ -19,17 +19,18 @@ says = "A small bound costs accuracy"
 a = "small bound"
 b = "uniform"
 expect = "lower"
+each = "privacy.epsilon"   # a claim for each value of this key, whose sentence ends in "at 8.0"
 """
 
 from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.wording import alternatives, describe_problem
@@ -66,7 +67,8 @@ class StudyFile(BaseModel):
         metrics: columns of the table (see `Study.table`).
 
     In a file, `extends` names a bundled study that supplies the values which the file lacks. A
-    section of the file replaces the whole section.
+    section of the file replaces the whole section. The claim of a file may name a key of the grid
+    as `each`: it stands for one claim for each of the key's values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -87,6 +89,27 @@ class StudyFile(BaseModel):
     x: str | None = None
     y: str | None = None
     metrics: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _claim_at_each_value(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        claims, grid = raw.get("claims", []), raw.get("grid", {})
+        return raw | {"claims": [at for claim in claims for at in _spread(claim, grid)]}
+
+
+def _spread(claim: Any, grid: Mapping[str, Any]) -> list[Any]:
+    """A claim at each value of the grid's key that it names as `each`."""
+    if not isinstance(claim, Mapping) or "each" not in claim:
+        return [claim]
+    rest = dict(claim)
+    key = rest.pop("each")
+    if key not in grid:
+        raise ValueError(f"a claim has each = {key!r}, which must be one of {list(grid)}")
+    labels = [value["label"] if isinstance(value, Mapping) else value for value in grid[key]]
+    return [
+        rest | {"says": f"{rest['says']} at {label}", "at": rest.get("at", {}) | {key: label}}
+        for label in labels
+    ]
 
 
 class Elsewhere(BaseModel):

@@ -5,34 +5,54 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedlgm_lab.studies import claims, files
+from fedlgm_lab.studies.files import StudyFile
 from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.pages import table
 
-CLIENTS = {"map-adam": "Adam", "map-sgd": "SGD"}
+_CLIENTS = {"adam": "Adam", "sgd": "SGD"}
 
 
 def map_table(folder: Path) -> str:
-    """A row for each optimizer and network: accuracy of flat clipping, and each rule's difference.
+    """A row for each study and network: accuracy of flat clipping, and each rule's difference.
 
     Args:
-        folder: kept results; the table is empty if a map was not run.
+        folder: kept results; studies that were not run have no rows.
     """
-    kept = {name: folder / "studies" / f"{name}.json" for name in CLIENTS}
-    if not all(file.is_file() for file in kept.values()):
+    kept = {
+        name: folder / "studies" / f"{name}.json"
+        for name in files.names()
+        if name.startswith("map-")
+    }
+    studies = [(files.load(name), file) for name, file in kept.items() if file.is_file()]
+    if not studies:
         return ""
-    rules = list(dict.fromkeys(claim.a for claim in files.load("map-adam").claims))
-    header = ["clients", "layer sizes", "`gaussian` (%)", *(f"`{rule}`" for rule in rules)]
-    return table(header, [row for name, file in kept.items() for row in _rows(name, file)])
+    rules = list(dict.fromkeys(claim.a for claim in studies[0][0].claims))
+    header = ["data", "epsilon", "clients", "layer sizes", "`gaussian` (%)"]
+    rows = [row for study, file in sorted(studies, key=_place) for row in _rows(study, file)]
+    return table([*header, *(f"`{rule}`" for rule in rules)], rows)
 
 
-def _rows(name: str, file: Path) -> list[list[str]]:
-    study, found = files.load(name), Study.read(file)
+def _place(entry: tuple[StudyFile, Path]) -> tuple[bool, tuple[str, ...]]:
+    """Digits come before the other data."""
+    setting = _setting(entry[0])
+    return setting[0] != "digits", setting
+
+
+def _setting(study: StudyFile) -> tuple[str, str, str]:
+    """Data, epsilon and the clients' optimizer."""
+    data = str(study.set.get("data.name", study.recipe)).rsplit(":", 1)[-1]
+    clients = _CLIENTS[study.set.get("training.optimizer", "sgd")]
+    return data, f"{study.set['privacy.epsilon']:g}", clients
+
+
+def _rows(study: StudyFile, file: Path) -> list[list[str]]:
+    found = Study.read(file)
     frame = found.to_frame()
     tested = claims.check(study.claims, frame, found.compared_keys, found.headline)
     lines = []
     for network in (model["label"] for model in study.grid["model"]):
         flat = frame[(frame["method"] == "gaussian") & (frame["model"] == network)]["accuracy"]
-        line = [CLIENTS[name], network, f"{100 * flat.mean():.1f}"]
+        line = [*_setting(study), network, f"{100 * flat.mean():.1f}"]
         for claim, outcome in zip(study.claims, tested, strict=True):
             if claim.at["model"] == network:
                 mean, low, high = (
