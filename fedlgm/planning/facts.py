@@ -201,11 +201,12 @@ class RunFacts:
         check_known("relation", self.relation, Relation)
         check_known("trust", self.trust, Trust)
         check_known("accountant", self.accountant, Accountant)
-        sampling, correlated = self.sampling, "" if self.noise is None else "correlated noise"
-        capped, steps = self.max_participations is not None, bool(self.steps)
+        sampling = self.sampling
         run = Settings(
-            sampling.scheme, sampling.rate, self.relation, self.noised_by, correlated, steps, capped
-        )
+            sampling.scheme, sampling.rate, self.relation, self.noised_by,
+            "" if self.noise is None else "correlated noise",
+            bool(self.steps), self.max_participations is not None,
+        )  # fmt: skip
         run_rules.check(run, {})
         self.noised_by.check_facts(self)
         check_count("overlap", self.overlap)

@@ -165,8 +165,8 @@ class Recipe(Section):
 
     @property
     def units(self) -> str:
-        """Whom an attack on the run looks for, in the plural."""
-        return f"{self.unit}s" if self.federation.overlap in (None, 1) else "people"
+        """Whom an attack on the run looks for, in the plural: people if the run states an overlap."""
+        return "people" if self.federation.overlap else f"{self.unit}s"
 
     @property
     def noised_by(self) -> NoisedBy:

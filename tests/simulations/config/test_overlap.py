@@ -26,7 +26,7 @@ def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):
     condition = "nobody having data at more than 2 clients"
     assert condition in joint.guarantee
     assert joint["attack"].endswith("of the people")
-    assert one["attack"].endswith("of the clients")
+    assert recipes.load("digits").units == "clients"
     assert condition not in one.guarantee
     found = RunFolder.open(joint.folder).verified_result()
     assert condition in found["guarantee"]
