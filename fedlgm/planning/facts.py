@@ -193,15 +193,15 @@ class RunFacts:
     def __post_init__(self) -> None:
         if self.noise_multiplier != 0:
             check_positive(noise_multiplier=self.noise_multiplier)
-        if not isinstance(self.sampling, Sampling):
-            raise ConfigError(f"sampling must be a fedlgm.Sampling, got {self.sampling!r}")
+        sampling = self.sampling
+        if not isinstance(sampling, Sampling):
+            raise ConfigError(f"sampling must be a fedlgm.Sampling, got {sampling!r}")
         check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)
         check_known("relation", self.relation, Relation)
         check_known("trust", self.trust, Trust)
         check_known("accountant", self.accountant, Accountant)
-        sampling = self.sampling
         run = Settings(
             sampling.scheme, sampling.rate, self.relation, self.noised_by,
             "" if self.noise is None else "correlated noise",
