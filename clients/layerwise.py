@@ -121,8 +121,11 @@ class LayerwiseClient:
         agreed = Agreed(self._keys, self._consent, context.state, summed=self._simulated)
         with self._training():
             block = client_release(self._contributions, agreed, asked)
-        metrics = {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)}
-        return reply_with(message, {wire.SUM: block.total.cpu().numpy()}, metrics)
+        return reply_with(
+            message,
+            {wire.SUM: block.total.cpu().numpy()},
+            {wire.CLIENT_COUNT: block.count, wire.DISCARDED: int(block.discarded)},
+        )
 
     @staticmethod
     def planner(mechanism: Mechanism) -> ClientPlanner | None:

@@ -79,8 +79,9 @@ class CohortSampler:
 
     def groups(self) -> np.ndarray:
         """Group of every client for the whole run, int64 [population], by independent draws."""
-        rng = self.keys.numpy_generator(Purpose.GROUP)
-        return rng.integers(0, self.sampling.separation or 1, size=self.sampling.population)
+        return self.keys.numpy_generator(Purpose.GROUP).integers(
+            0, self.sampling.separation or 1, size=self.sampling.population
+        )
 
     def _draw_separated(self, round: int) -> np.ndarray:
         """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds

@@ -55,8 +55,12 @@ def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
         refused = _refusal(assembly)
         kernel = None if refused else "native"
     how = {"vectorize": "on" if vectorized else "off", "compile": compiled, "kernel": kernel}
-    recipe = assembly.recipe.with_values(training=how)
-    return Assembly(recipe, assembly.own, no_kernel=refused, divided=assembly.data.division)
+    return Assembly(
+        assembly.recipe.with_values(training=how),
+        assembly.own,
+        no_kernel=refused,
+        divided=assembly.data.division,
+    )
 
 
 def _for_accelerator(assembly: Assembly) -> Assembly:

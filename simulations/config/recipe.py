@@ -123,8 +123,9 @@ class Recipe(Section):
         self.protects.check(self)
         kept_releases.check(self)
         if derived:
-            update = {"epsilon": fixed_noise.epsilon_of(self)}
-            vars(self)["privacy"] = self.privacy.model_copy(update=update)
+            vars(self)["privacy"] = self.privacy.model_copy(
+                update={"epsilon": fixed_noise.epsilon_of(self)}
+            )
         elif self.privacy.noise_multiplier is not None:
             fixed_noise.require_agreement(self)
 
@@ -260,11 +261,12 @@ class Recipe(Section):
         Args:
             sections: new values by key, for each section.
         """
-        update = {
-            name: getattr(self, name).model_copy(update=dict(values))
-            for name, values in sections.items()
-        }
-        return self.model_copy(update=update)
+        return self.model_copy(
+            update={
+                name: getattr(self, name).model_copy(update=dict(values))
+                for name, values in sections.items()
+            }
+        )
 
     def plain_values(self) -> dict[str, Any]:
         """Plain values to change: without the epsilon that follows from a noise multiplier, as a

@@ -40,6 +40,10 @@ from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_me
 
 _WORKER_GIB = 0.1  # that a worker writes, with a small model
 _ENDING_S = 5.0  # until a process that does not end is killed
+# Seconds that a fork has for its first product, then the one that replaces it, and so on.
+_COMPUTES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+_COMPUTED = b"c"
+_PRODUCT = (256, 256)  # too large for the product to be computed without memory of its own
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -124,21 +128,61 @@ class ProcessGrid(PoolGrid):
 
 
 class _Parent:
-    """A process without threads, forked before the run begins, which forks workers on request."""
+    """A process without threads, forked before the run begins, which forks workers on request.
+
+    A fork inherits the locks that other threads of the driver hold at that moment, and nobody
+    releases its copies. A thread that ends holds all locks of MKL's allocator, also after it was
+    joined (Python before 3.13 does not wait for the end of the system's thread). So a fork is used
+    once it has computed a product; one that cannot is replaced. Its own forks inherit no held lock.
+
+    Raises:
+        RunError: five forks in a row computed nothing.
+    """
 
     def __init__(self, assembly: Assembly, keys: KeyRing) -> None:
+        for patience in _COMPUTES_S:
+            self._fork(assembly, keys)
+            try:
+                if self._computes(patience):
+                    return
+            except BaseException:
+                self._kill()
+                raise
+            self._kill()
+        raise RunError(
+            f"each of {len(_COMPUTES_S)} processes that were forked from this one waits for a lock "
+            "that another thread held when it was forked: end the other threads of this program "
+            "first, or use engine 'ray' or 'local'"
+        )
+
+    def _fork(self, assembly: Assembly, keys: KeyRing) -> None:
         ours, theirs = socket.socketpair()
         driver = os.getpid()
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
-            )  # of forks beside threads: none of theirs is needed
+            )  # of forks beside threads: what they may break is tried
             self._pid = os.fork()
         if self._pid == 0:
             ours.close()
             _run(lambda: _fork_workers(theirs, assembly, keys, driver))
         theirs.close()
         self._line = ours
+
+    def _computes(self, patience: float) -> bool:
+        """Whether the process says within so many seconds that it has computed a product."""
+        self._line.settimeout(patience)
+        try:
+            return self._line.recv(1) == _COMPUTED
+        except OSError:
+            return False
+        finally:
+            self._line.settimeout(None)
+
+    def _kill(self) -> None:
+        self._line.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
 
     def worker(self) -> Connection:
         """A connection to a new worker.
@@ -196,6 +240,8 @@ def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (the driver's may be locked for good)
     torch.set_num_threads(1)
     gc.freeze()  # a collection would write to every object, and so copy the driver's memory
+    torch.ones(_PRODUCT) @ torch.ones(_PRODUCT)
+    line.send(_COMPUTED)
     here = os.getpid()
     workers: set[int] = set()
     while True:

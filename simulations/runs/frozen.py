@@ -23,8 +23,9 @@ class FrozenBase:
     def __init__(self, model: RunModel) -> None:
         module = model.module()
         self._model, self._start = model, model.layers.flatten(module)
-        frozen = any(not parameter.requires_grad for parameter in module.parameters())
-        self._digest = fixed_digest(module) if frozen else ""
+        self._digest = (
+            "" if all(each.requires_grad for each in module.parameters()) else fixed_digest(module)
+        )
 
     def check(self, final: Transcript) -> RunSummary:
         """Compare with the model after the last round; a model without frozen parameters is not

@@ -4,8 +4,11 @@ round trains.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from os.path import exists
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +128,12 @@ class Recorder:
             while self._pending:
                 self._pending.popleft().result()
         finally:
-            self._thread.shutdown(wait=True)
+            native = self._thread.submit(threading.get_native_id).result()
+            self._thread.shutdown()
+            # The thread may have used MKL, whose locks it holds while the system ends it. Python
+            # before 3.13 does not wait for that, and a fork at that moment could not compute.
+            while exists(f"/proc/self/task/{native}"):
+                time.sleep(0.001)
 
     def checkpoint(self) -> None:
         """Write a checkpoint after the last finished round if it has none. Call this after
@@ -161,10 +169,7 @@ class Recorder:
         readers = facts.noised_by.readers_epsilon(facts, reported_rounds(recipe, transcript.rounds))
         if readers is not None:
             figures["readers_epsilon"] = readers
-        if "loss" in metrics:
-            figures["loss"] = metrics["loss"]
-        if "accuracy" in metrics:
-            figures["accuracy"] = metrics["accuracy"]
+        figures |= {name: metrics[name] for name in ("loss", "accuracy") if name in metrics}  # type: ignore[typeddict-item]
         return figures
 
     def _record(

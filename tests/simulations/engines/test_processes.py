@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -399,3 +400,43 @@ def test_auto_picks_what_suits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_says_which_engine_auto_picked(reference: dict[str, Any], tmp_path: Path) -> None:
     result = launch.simulate(RECIPE, engine="auto", workers=2, run_dir=tmp_path / "run")
     assert (result["engine"], result["model_sha256"]) == ("processes", reference["model_sha256"])
+
+
+@pytest.fixture
+def ending_threads() -> Iterator[None]:
+    """Threads that have used MKL and end, one after the other: each holds the locks of MKL's
+    allocator for a moment, and about every fifth fork at such a moment computes nothing."""
+    over, factor = threading.Event(), torch.ones(256, 256)
+
+    def start_and_end() -> None:
+        while not over.is_set():
+            thread = threading.Thread(target=lambda: factor @ factor)
+            thread.start()
+            thread.join()
+
+    starter = threading.Thread(target=start_and_end)
+    starter.start()
+    yield
+    over.set()
+    starter.join()
+
+
+@pytest.mark.usefixtures("ending_threads")
+def test_workers_compute_though_threads_end_when_they_are_forked(
+    reference: dict[str, Any], tmp_path: Path
+) -> None:
+    for turn in range(5):
+        result = launch.simulate(
+            RECIPE, engine="processes", workers=2, run_dir=tmp_path / str(turn)
+        )
+        assert result["model_sha256"] == reference["model_sha256"]
+
+
+def test_a_fork_that_never_computes_is_replaced_and_at_last_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(processes, "_COMPUTES_S", (0.1, 0.1))
+    monkeypatch.setattr(processes, "_fork_workers", lambda *_: time.sleep(60))
+    with pytest.raises(RunError, match=r"each of 2 processes .* end the other threads"):
+        launch.simulate(RECIPE, engine="processes", workers=2, run_dir=tmp_path / "run")
+    assert not family()

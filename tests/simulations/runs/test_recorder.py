@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -24,11 +25,13 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy import Ledger
 from fedlgm.privacy.guarantee import Trust
 from simulations import launch
+from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 from simulations.runs import recorder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import round_row
 from strategies import LayerwiseFedAvg, RoundRecord
+from strategies.server_optimizer import ServerOptimizer
 
 
 def test_tensorboard_shows_the_rows(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -146,3 +149,17 @@ def test_files_are_strict_json(tiny: Callable[..., Recipe], tmp_path: Path) -> N
     folder = RunFolder.open(tmp_path / "run")
     assert [row["epsilon"] for row in folder.rows()] == [math.inf] * 3
     assert (folder.result() or {})["epsilon"] == math.inf
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads of the system are listed in /proc")
+def test_a_closed_recorder_leaves_no_thread_of_the_system(
+    tiny: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A thread that ends holds MKL's locks, which a fork would inherit."""
+    assembly, folder, factor = Assembly(tiny()), RunFolder(tmp_path), torch.ones(256, 256)
+    for _ in range(200):
+        recording = recorder.Recorder(assembly, folder, ServerOptimizer("sgd", 1.0))
+        native = recording._thread.submit(threading.get_native_id).result()
+        recording._thread.submit(lambda: factor @ factor)
+        recording.close()
+        assert not Path(f"/proc/self/task/{native}").exists()
