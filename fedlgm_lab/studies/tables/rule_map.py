@@ -10,6 +10,8 @@ from fedlgm_lab.studies.results import Study
 from fedlgm_lab.studies.tables.pages import table
 
 _CLIENTS = {"adam": "Adam", "sgd": "SGD"}
+PLACE = ("data", "epsilon", "clients", "layer sizes")
+"""What tells the cells of the map apart."""
 
 
 def map_table(folder: Path) -> str:
@@ -18,27 +20,32 @@ def map_table(folder: Path) -> str:
     Args:
         folder: kept results; studies that were not run have no rows.
     """
-    kept = {
-        name: folder / "studies" / f"{name}.json"
-        for name in files.names()
-        if name.startswith("map-")
-    }
-    studies = [(files.load(name), file) for name, file in kept.items() if file.is_file()]
+    studies = kept_studies(folder)
     if not studies:
         return ""
     rules = list(dict.fromkeys(claim.a for claim in studies[0][0].claims))
-    header = ["data", "epsilon", "clients", "layer sizes", "`gaussian` (%)"]
-    rows = [row for study, file in sorted(studies, key=_place) for row in _rows(study, file)]
-    return table([*header, *(f"`{rule}`" for rule in rules)], rows)
+    rows = [row for study, file in studies for row in _rows(study, file)]
+    return table([*PLACE, "`gaussian` (%)", *(f"`{rule}`" for rule in rules)], rows)
+
+
+def studies_of_map() -> list[StudyFile]:
+    """The studies whose networks are the map."""
+    return [files.load(name) for name in files.names() if name.startswith("map-")]
+
+
+def kept_studies(folder: Path) -> list[tuple[StudyFile, Path]]:
+    """The studies that were run, with their files; those of digits first."""
+    kept = [(study, folder / "studies" / f"{study.name}.json") for study in studies_of_map()]
+    return sorted(((study, file) for study, file in kept if file.is_file()), key=_place)
 
 
 def _place(entry: tuple[StudyFile, Path]) -> tuple[bool, tuple[str, ...]]:
     """Digits come before the other data."""
-    setting = _setting(entry[0])
+    setting = setting_of(entry[0])
     return setting[0] != "digits", setting
 
 
-def _setting(study: StudyFile) -> tuple[str, str, str]:
+def setting_of(study: StudyFile) -> tuple[str, str, str]:
     """Data, epsilon and the clients' optimizer."""
     data = str(study.set.get("data.name", study.recipe)).rsplit(":", 1)[-1]
     clients = _CLIENTS[study.set.get("training.optimizer", "sgd")]
@@ -52,7 +59,7 @@ def _rows(study: StudyFile, file: Path) -> list[list[str]]:
     lines = []
     for network in (model["label"] for model in study.grid["model"]):
         flat = frame[(frame["method"] == "gaussian") & (frame["model"] == network)]["accuracy"]
-        line = [*_setting(study), network, f"{100 * flat.mean():.1f}"]
+        line = [*setting_of(study), network, f"{100 * flat.mean():.1f}"]
         for claim, outcome in zip(study.claims, tested, strict=True):
             if claim.at["model"] == network:
                 mean, low, high = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -28,3 +29,12 @@ def test_one_seed_has_no_halves() -> None:
 def test_seeds_that_one_rule_lacks_are_left_out() -> None:
     figures = pd.DataFrame({"a": {1: 1.0, 2: 1.0, 3: 9.0}, "b": {1: 2.0, 2: 2.0}})
     assert agreement_of_halves(figures) == pytest.approx(1.0)
+
+
+def test_many_seeds_are_divided_at_random_in_the_same_way_again() -> None:
+    rng = np.random.default_rng(1)
+    figures = pd.DataFrame(rng.normal([0.0, 0.3, 0.6], 1.0, (30, 3)), columns=["a", "b", "c"])
+    agreement = agreement_of_halves(figures)
+    assert agreement == agreement_of_halves(figures)
+    assert 0 < agreement < 1
+    assert agreement_of_halves(figures + 100 * np.arange(3)) == pytest.approx(1.0)
