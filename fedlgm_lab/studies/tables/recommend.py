@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -120,14 +120,16 @@ def agreement_of_halves(figures: pd.DataFrame) -> float:
     NaN where there are no two halves, or where rules are equal in one.
     """
     complete = figures.dropna(axis=1, how="all").dropna()
-    seeds, half = range(len(complete)), len(complete) // 2
+    seeds, half = np.arange(len(complete)), len(complete) // 2
     if not half:
         return math.nan
-    halves: Iterable[Any] = map(list, itertools.combinations(seeds, half))
     if math.comb(len(seeds), half) > _MOST_HALVES:
-        rng = np.random.default_rng(0)
-        halves = (rng.permutation(seeds)[:half] for _ in range(_MOST_HALVES))
-    inside = np.array([np.isin(seeds, chosen) for chosen in halves])
+        inside = np.tile(seeds < half, (_MOST_HALVES, 1))
+        inside = np.random.default_rng(0).permuted(inside, axis=1)
+    else:
+        inside = np.array(
+            [np.isin(seeds, chosen) for chosen in itertools.combinations(seeds, half)]
+        )
     first, second = (
         pd.DataFrame((part @ complete.to_numpy() / part.sum(axis=1, keepdims=True)).round(9))
         for part in (inside, ~inside)

@@ -2,8 +2,8 @@
 
     FEDLGM_DATA=FOLDER fedlgm study recommend-map --out docs/results    # FOLDER holds MNIST
 
-Scores are computed once for each network and compared with the kept runs; nothing is run. The words
-and the flights need the packages that `map_data` names.
+Scores are computed for each network, from several initial models, and compared with the kept runs;
+nothing is run. The words and the flights need the packages that `map_data` names.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedlgm_lab.studies.tables.rule_map import PLACE, kept_studies, setting_of, 
 from fedlgm_lab.studies.tables.store import CHANGE, Values, against, change
 from simulations.config.recipe import Recipe
 
-_DRAWS = 10_000
+_DRAWS, _MODELS = 10_000, 6
 _KNOWN = "ratio 102"
 """The network of the map that is also among the earlier settings of `recommend`."""
 _SETS = {"digits": ("digits",), "other sets": ("mnist", "passages", "flights")}
-
+_PARTS = ("all", f"all but {_KNOWN}", *_SETS)
 
 ORDER = (
     "scored", "rank correlation", "95 % interval", "two halves of the seeds", "ceiling",
@@ -77,11 +77,11 @@ class Pair(NamedTuple):
 
 
 def recipes(study: StudyFile) -> Iterator[tuple[str, Recipe]]:
-    """Name and recipe of each network of a study."""
+    """Name and recipe of each network of a study at each initial model, the recipe's own first."""
     grid = study.grid | {"mechanism": [FLAT]}
     base, own, options = base_of(study.recipe, grid, {}, study.set)
-    for job in grid_jobs(base, grid, range(1), options, own):
-        yield f"{study.name}, {job.point['model']}", job.recipe
+    for job in grid_jobs(base, grid, range(_MODELS), options, own):
+        yield f"{study.name}, {job.point['model']}, {job.repetition}", job.recipe
 
 
 def predict(recipe: Recipe) -> dict[str, float]:
@@ -102,20 +102,20 @@ def predict(recipe: Recipe) -> dict[str, float]:
 
 
 def measure(store: Values) -> None:
-    """Score every network of the map that has no score."""
+    """Score what has no score of every network of the map."""
     for study in studies_of_map():
         for name, recipe in recipes(study):
             store.get(name, partial(predict, recipe))
 
 
-def cells(store: Values) -> list[Cell]:
-    """The cells of the map that have been scored and run."""
+def cells(store: Values, initial: int = 0) -> list[Cell]:
+    """The cells of the map that have been scored, from this initial model, and run."""
     found = []
     for study, file in kept_studies(store.folder):
         runs = Study.read(file).to_frame()
         rules = [rule for rule in (FLAT, *RULES, LEVELLED) if rule in set(runs["method"])]
         for network in (model["label"] for model in study.grid["model"]):
-            scores = store.values.get(f"{study.name}, {network}")
+            scores = store.values.get(f"{study.name}, {network}, {initial}")
             if scores is not None:
                 accuracies = runs[runs["model"] == network].pivot(
                     index="seed", columns="method", values="accuracy"
@@ -196,17 +196,42 @@ def _cell_row(cell: Cell) -> list[str]:
     return [*cell.place, ranks, halves, *changes]
 
 
-def texts(store: Values) -> Pages:
-    """How well the scores order the rules, what became of calls, and the figures of every cell."""
-    found = cells(store)
-    if not any(cell.scores for cell in found):
-        return {}
+def grouped(found: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
+    """Parts of the map."""
     groups = {"all": found}
     groups[f"all but {_KNOWN}"] = [cell for cell in found if cell.place[-1] != _KNOWN]
     for name, sets in _SETS.items():
         groups[name] = ours = [cell for cell in found if cell.place[0] in sets]
         for clients in ("Adam", "SGD"):
             groups[f"{name}, {clients}"] = [cell for cell in ours if clients in cell.place]
+    return groups
+
+
+def _model_row(store: Values, initial: int) -> list[str]:
+    """A line on the scores from one initial model."""
+    groups = grouped(cells(store, initial))
+    scored = {part: [cell for cell in groups[part] if cell.scores] for part in _PARTS}
+    order = (
+        f"{np.mean([cell.correlation() for cell in some]):+.2f}" if some else ""
+        for some in scored.values()
+    )
+    better = [calls(groups[name])["better"] for name in _SETS]
+    gains = [sum(against(pair.figures, pair.flat).low > 0 for pair in some) for some in better]
+    confirmed = (f"{gained} of {len(some)}" for gained, some in zip(gains, better, strict=True))
+    return [
+        str(initial + 1),
+        f"{len(scored['all'])} of {len(groups['all'])}",
+        *order,
+        *confirmed,
+    ]
+
+
+def texts(store: Values) -> Pages:
+    """How well the scores order the rules, what became of calls, and the figures of every cell."""
+    found = cells(store)
+    if not any(cell.scores for cell in found):
+        return {}
+    groups = grouped(found)
     order = [[label, *correlations(group)] for label, group in groups.items()]
     called = {(name, call): some for name in _SETS for call, some in calls(groups[name]).items()}
     far = [
@@ -227,6 +252,10 @@ def texts(store: Values) -> Pages:
         "data/recommend.md": {
             "map": table([*PLACE, ORDER[1], ORDER[3], *rules], map(_cell_row, found)),
             "far on the map": table([*PLACE, "rule", "predicted", *CHANGE], far),
+            "initial models on the map": table(
+                ["initial model", "scored", *_PARTS, *(f"called better, {name}" for name in _SETS)],
+                [_model_row(store, initial) for initial in range(_MODELS)],
+            ),
         },
     }
 
