@@ -56,6 +56,10 @@ def check_file(path: str | Path, **settings: Any) -> Report:
 def check_values(values: dict[str, Any], **settings: Any) -> Report:
     """Check the run that the content of a TOML file describes; see `check_file`.
 
+    Raises:
+        ConfigError: the version is unknown, the content has several sections, or a section or its
+            values cannot be used.
+
     Example:
         >>> section = {"class": "PrivacyConfig", "target_delta": 0.1, "population_size": 100,
         ...            "neighboring_relation": "replace-one", "sampling_method": "poisson"}

@@ -103,6 +103,10 @@ class Independent(NoiseSource):
     ) -> None:
         """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in
         place.
+
+        Raises:
+            PrivacyError: the plan's noise is correlated over rounds.
+            ConfigError: the sums are not on the CPU.
         """
         if plan.facts.noise is not None:
             raise PrivacyError("correlated noise is made by Noising.of")
@@ -306,6 +310,9 @@ class RunNoise:
 
         z is drawn in every round for all layers and queries, released or not, because a layer's
         noise continues while the layer is not released.
+
+        Raises:
+            PrivacyError: the plan is that of another round.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
@@ -369,7 +376,11 @@ def _stream(client: int) -> int:
 
 
 def kernel_scale(sigma: list[float]) -> Tensor:
-    """Noise scales as float32, never below the plan's scales."""
+    """Noise scales as float32, never below the plan's scales.
+
+    Raises:
+        PrivacyError: a scale is outside [2^-100, 2^100] and not 0.
+    """
     exact = np.array(sigma)
     if (exact[exact > 0] < LEAST_SCALE).any() or (exact > 1 / LEAST_SCALE).any():
         raise PrivacyError(

@@ -179,7 +179,11 @@ class Scaling(Protocol):
         ...
 
     def bounds(self, layers: int) -> np.ndarray:
-        """Bounds of one example's contribution to each layer, float64 [K]."""
+        """Bounds of one example's contribution to each layer, float64 [K].
+
+        Raises:
+            ConfigError: bounds or weights are given for another number of layers.
+        """
         ...
 
     @property

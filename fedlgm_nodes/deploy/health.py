@@ -229,6 +229,9 @@ class Alerts:
     Args:
         say: called with each line.
         command: command that receives each line on its standard input; empty for none.
+
+    Raises:
+        ConfigError: there is no such command.
     """
 
     def __init__(self, say: Callable[[str], None], command: str = "") -> None:

@@ -94,6 +94,9 @@ class Engine(ABC):
         Args:
             assembly: the run's objects. Those that are served later may differ in the clients'
                 training, but not in data or model.
+
+        Raises:
+            ConfigError: the engine cannot serve this run.
         """
         yield
 

@@ -117,7 +117,11 @@ class Correlation:
     def from_buffers(
         cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]
     ) -> Correlation:
-        """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
+        """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1).
+
+        Raises:
+            ConfigError: there are too many buffers, or the scales sum to more than 1.
+        """
         check_count("rounds", rounds, most=MOST_ROUNDS)
         if not len(decays) == len(scales) <= MOST_BUFFERS or not sum(scales) <= 1 + _ROUNDING:
             raise ConfigError(
@@ -209,6 +213,9 @@ class Correlation:
         """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
 
         It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
+
+        Raises:
+            ConfigError: `rounds` is outside 0 to the number of rounds.
         """
         if not 0 <= rounds <= self.rounds:
             raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")

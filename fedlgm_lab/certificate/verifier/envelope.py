@@ -150,6 +150,9 @@ def read_json(
 def public_key(path: Path) -> str:
     """The Ed25519 public key in a PEM file, in hexadecimal; a name of 64 hexadecimal digits is the
     key itself, as in the `public.toml` of a node.
+
+    Raises:
+        NotCheckable: the file cannot be read, or holds no Ed25519 public key in PEM.
     """
     if is_hash(str(path)):
         return str(path)
@@ -177,6 +180,10 @@ def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
     Args:
         data: content of the certificate's file.
         key: public key that must have signed; None accepts any, which the caller has to say.
+
+    Raises:
+        Refused: the envelope is malformed, or its signature does not hold.
+        NotCheckable: the payload is of another type.
     """
     envelope = read_json(data.removesuffix(b"\n"), 1, "the envelope")
     require(envelope, _ENVELOPE, "the envelope", 1)

@@ -65,6 +65,10 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
     Args:
         data: content of the file.
         key: public key of the node's service, in hexadecimal.
+
+    Raises:
+        Refused: the statement is malformed or not signed, or its charges do not give its figures.
+        NotCheckable: the statement is of another kind.
     """
     payload, signer = open_envelope(data, key)
     told: dict[str, Any] = read_statement(payload, NODE_PREDICATE, _FIELDS)["predicate"]

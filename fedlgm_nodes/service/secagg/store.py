@@ -123,6 +123,9 @@ class SessionStore:
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
         """Replace the state of a session, and add its masked vector; returns after both are on
         disk, or neither.
+
+        Raises:
+            LedgerError: the session is gone, or the file cannot be used.
         """
         with self._translate_errors(), transaction(self._db):
             if vector is not None:
