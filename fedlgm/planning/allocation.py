@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.checks import check_positive
+from fedlgm.checks import check_non_negative, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.extension.registration import registers
@@ -172,9 +172,13 @@ def spread(
         sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be
         released.
 
+    Raises:
+        ConfigError: the multiplier is negative or not finite, or the lists have different lengths.
+
     >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
     [1.1547, 2.0]
     """
+    check_non_negative(noise_multiplier=noise_multiplier)
     s, p = np.asarray(clip, dtype=np.float64), np.asarray(share, dtype=np.float64)
     _check_lengths(0, clip=s, share=p)
     with np.errstate(divide="ignore"):

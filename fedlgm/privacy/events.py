@@ -11,7 +11,7 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent as DpEvent
 
-from fedlgm.checks import check_count, check_rate, check_share
+from fedlgm.checks import check_at_least_zero, check_count, check_rate, check_share
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
@@ -74,12 +74,8 @@ class AllocationDpEvent(dp_event.DpEvent):
     rounds: int
 
     def __post_init__(self) -> None:
-        check_count("rounds", self.rounds)
-        check_count("participations", self.participations)
-        if self.participations > self.rounds:
-            raise ConfigError(
-                f"a unit cannot take part in {self.participations} of {self.rounds} rounds"
-            )
+        most = check_count("rounds", self.rounds)
+        check_count("participations", self.participations, most=most)
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
@@ -370,8 +366,7 @@ def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> A
 
 
 def _at_least_0(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not (isinstance(value, int | float) and value >= 0):
-        raise ConfigError(f"{what} must be a number of at least 0, got {value!r}")
+    check_at_least_zero(**{what: value})
 
 
 def _rate(what: str, value: Any) -> None:

@@ -171,8 +171,7 @@ class Correlation:
         Raises:
             ConfigError: `rounds` is below 1 or above T.
         """
-        if not 1 <= rounds <= self.rounds:
-            raise ConfigError(f"rounds must lie in 1 to {self.rounds}, got {rounds}")
+        check_count("rounds", rounds, most=self.rounds)
         return replace(self, rounds=rounds, coefficients=self.coefficients[:rounds])
 
     # --- sensitivities
@@ -217,8 +216,7 @@ class Correlation:
         Raises:
             ConfigError: `rounds` is outside 0 to the number of rounds.
         """
-        if not 0 <= rounds <= self.rounds:
-            raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
+        check_count("rounds", rounds, least=0, most=self.rounds)
         most = _participations(self.rounds, min_separation, max_participations)
         squared = self._squared_sensitivity(rounds, min_separation, most)
         return self._rounded_up(squared)
@@ -274,8 +272,7 @@ class Correlation:
         Raises:
             ConfigError: the round is outside the run, or a number is below 1.
         """
-        if not 0 <= t < self.rounds:
-            raise ConfigError(f"t must lie in 0 to {self.rounds - 1}, got {t}")
+        check_count("t", t, least=0, most=self.rounds - 1)
         most = _participations(t + 1, min_separation, max_participations)
         row = np.abs(self._pad(self.coefficients)[: t + 1][::-1])
         return self._rounded_up(float(sensitivities.best(row, min_separation, most)) ** 2)

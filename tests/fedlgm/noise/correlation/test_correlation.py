@@ -193,9 +193,12 @@ def test_short_runs(name, rounds):
             lambda: ALL[0].sensitivity(2, 0),
             "max_participations must be a whole number of at least 1, got 0",
         ),
-        (lambda: ALL[0].prefix_sensitivity(13, 1), "rounds must lie in 0 to 12, got 13"),
-        (lambda: ALL[0].leading(0), "rounds must lie in 1 to 12, got 0"),
-        (lambda: ALL[0].row_bound(12, 1), "t must lie in 0 to 11, got 12"),
+        (
+            lambda: ALL[0].prefix_sensitivity(13, 1),
+            "rounds must be a whole number, 0 to 12, got 13",
+        ),
+        (lambda: ALL[0].leading(0), "rounds must be a whole number, 1 to 12, got 0"),
+        (lambda: ALL[0].row_bound(12, 1), "t must be a whole number, 0 to 11, got 12"),
         (lambda: ALL[0].error(reduce="rms"), "unknown reduce 'rms'"),
     ],
 )
