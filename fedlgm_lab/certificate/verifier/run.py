@@ -111,6 +111,7 @@ def describe(case: Case) -> list[str]:
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
     drawn = "client" if case.plans[0].steps else claim["unit"]
+    units = "people" if case.plans[0].overlap > 1 else f"{claim['unit']}s"
     lines = [
         (
             f"Level 1 holds{waived}. It does not prove that the noise was added, nor that this is the "
@@ -122,7 +123,7 @@ def describe(case: Case) -> list[str]:
             f"{len(case.rounds)} rounds of {population['sampling']} sampling at rate "
             f"{population['rate']:g} from {population['size']} {drawn}s."
         ),
-        f"With all that was released, {worst_rates(case.spending).sentence(claim['unit'] + 's')}.",
+        f"With all that was released, {worst_rates(case.spending).sentence(units)}.",
         f"Protected from {claim['protected_from']}.",
         f"The model's SHA-256 is {case.statement['subject'][0]['digest']['sha256']}.",
     ]
