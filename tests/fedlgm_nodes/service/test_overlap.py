@@ -121,8 +121,9 @@ def test_an_attack_looks_for_people_if_they_may_be_at_several_nodes(tmp_path, ov
     with served(folder):
         assert ask(folder)[0]["ok"]
     told = verify_node(certify_node(folder), str(folder.public()["service_key"]))
-    assert f"finds at most {percent(told['attack_rates']['tpr']['0.01'])} of such {whom}." in (
-        describe_node(told)[1]
+    assert (
+        f"finds at most {percent(told['attack_rates']['tpr']['0.01'])} of such {whom}."
+        in (describe_node(told)[1])
     )
     with folder.ledger(readonly=True) as ledger:
         record = folder.record(ledger.identity)

@@ -319,9 +319,7 @@ def _run_twice(
     """A run that is interrupted after two rounds and continued, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", _TWICE, tracker, str(folder)],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([SUPPORT, *sys.path])}
-        | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([SUPPORT, *sys.path])} | environment,
         cwd=called_in,
         capture_output=True,
         text=True,
