@@ -131,10 +131,10 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
 
-def check_counts(owner: str, /, *, most: int | None = None, **values: Any) -> None:
+def check_counts(owner: str, /, *, least: int = 1, most: int | None = None, **values: Any) -> None:
     """`check_count` for several values by name; `owner` as in `check_positive`."""
     for name, value in values.items():
-        check_count(f"{_of(owner)}{name}", value, most=most)
+        check_count(f"{_of(owner)}{name}", value, least, most)
 
 
 Positive = Annotated[float, check_positive]

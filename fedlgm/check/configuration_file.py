@@ -14,7 +14,7 @@ from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
 from fedlgm.check.report import Report
 from fedlgm.check.script import read_script
 from fedlgm.errors import ConfigError
-from fedlgm.files import path_of, read_toml
+from fedlgm.files import explain_failure, path_of, read_toml
 
 FORMAT = 1
 """Version of the keys of a TOML file."""
@@ -49,7 +49,7 @@ def check_file(path: str | Path, **settings: Any) -> Report:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(explain_failure(f"{path} cannot be read", error)) from error
     return read_script(text, **settings) if path.suffix == ".py" else _nvflare(text, **settings)
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlgm.errors import DataError
+from fedlgm.files import explain_failure
 
 
 class Samples(NamedTuple):
@@ -45,7 +46,7 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(explain_failure(f"{path} cannot be read", error)) from error
     # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian
     # dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
@@ -174,7 +175,8 @@ def read_leaf(paths: Sequence[Path]) -> Samples:
                 ys.append(y)
                 users.append(np.full(len(y), str(user)))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a LEAF file of FEMNIST: {error!r}") from error
+            what = f"{path} is not a LEAF file of FEMNIST"
+            raise DataError(explain_failure(what, error)) from error
     if not ys:
         raise DataError(f"no users in {', '.join(map(str, paths))}")
     return Samples(np.concatenate(xs), np.concatenate(ys), np.concatenate(users))

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.aggregation import kernels, part_offsets
+from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.noise.draws import LEAST_SCALE, NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -370,9 +371,7 @@ def check_cpu(tensor: Tensor) -> None:
 
 
 def _stream(client: int) -> int:
-    if not 0 <= client < kernels.SERVER_STREAM:
-        raise ConfigError(f"client numbers must lie in [0, {kernels.SERVER_STREAM}), got {client}")
-    return client
+    return check_count("client", client, least=0, most=kernels.SERVER_STREAM - 1)
 
 
 def kernel_scale(sigma: list[float]) -> Tensor:

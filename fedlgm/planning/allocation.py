@@ -106,9 +106,9 @@ def shares(
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     rule = _SHARES.find(strategy)
     _check_lengths(1, clip=s, dims=d)
-    if not (np.all(np.isfinite(s)) and np.all(s > 0)):
+    if not 0 < s.min() <= s.max() < np.inf:  # refuses NaN, too
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
-    if not (np.all(np.isfinite(d)) and np.all(d >= 1)):
+    if not 1 <= d.min() <= d.max() < np.inf:
         raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
     with users_code(f"allocation {strategy!r}", rule):
         raw = np.asarray(rule(s.copy(), d.copy()), dtype=np.float64)

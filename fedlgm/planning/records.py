@@ -196,7 +196,7 @@ def least_threshold(nodes: int, colluders: int) -> int:
         (6, 17)
     """
     colluders = check_count("colluders", colluders, least=0)
-    return (check_count("nodes", nodes) + colluders) // 2 + 1
+    return (check_count("nodes", nodes, least=0) + colluders) // 2 + 1
 
 
 @sealed

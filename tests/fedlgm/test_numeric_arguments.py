@@ -297,10 +297,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, tuple[Any, str]]]] = {
     ),
     "records.least_threshold": (
         records.least_threshold,
-        {"nodes": (5, "count"), "colluders": (1, "number")},
+        {"nodes": (5, "number"), "colluders": (1, "number")},
     ),
     "Shares": (records.Shares, {"threshold": (3, "count"), "colluders": (1, "number")}),
-    "Shares.check": (records.Shares(3).check, {"asked": (4, "count")}),
+    "Shares.check": (records.Shares(3).check, {"asked": (4, "number")}),
     "Sampling": (
         lambda **given: Sampling("poisson", **given),
         {"population": (10, "count"), "rate": (0.5, "rate")},

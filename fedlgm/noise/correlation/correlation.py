@@ -92,9 +92,7 @@ class Correlation:
                 f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}"
             )
         check_size(c.size, self.rounds)
-        if not np.isfinite(c).all() or c[0] <= 0:
-            raise ConfigError("coefficients must be finite and the first one positive")
-        if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
+        if not (c[0] >= 1 / _LARGEST and np.abs(c).max() <= _LARGEST):  # refuses NaN, too
             raise ConfigError(
                 f"coefficients must lie within {_LARGEST:g} and the first one be at least "
                 f"{1 / _LARGEST:g}, got {c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is "
@@ -391,11 +389,7 @@ def check_size(coefficients: int, rounds: int) -> None:
 
 
 def _participations(rounds: int, separation: int, limit: int | None) -> int:
-    if not (isinstance(separation, int | np.integer) and separation >= 1):
-        raise ConfigError(
-            "the minimum number of rounds between participations must be a whole number >= 1, got "
-            f"{separation}"
-        )
+    check_count("the minimum number of rounds between participations", separation)
     if limit is not None:
         check_count("max_participations", limit)
     return sensitivities.participations(rounds, int(separation), limit)

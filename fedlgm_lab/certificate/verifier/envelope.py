@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from fedlgm.files import explain_failure
 from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
 
 
@@ -159,7 +160,7 @@ def public_key(path: Path) -> str:
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise NotCheckable(f"{path} is not a public key in PEM ({error})") from None
+        raise NotCheckable(explain_failure(f"{path} is not a public key in PEM", error)) from None
     if not isinstance(key, Ed25519PublicKey):
         raise NotCheckable(f"{path} is not an Ed25519 key")
     return key.public_bytes_raw().hex()

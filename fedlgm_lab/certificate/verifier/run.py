@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from fedlgm.files import explain_failure
 from fedlgm_lab.certificate.verifier.case import ACCEPTABLE, UNREPLAYED, Case, worst_rates
 from fedlgm_lab.certificate.verifier.checks import verify
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, public_key
@@ -103,7 +104,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise NotCheckable(f"{path} cannot be read: {error.strerror}") from None
+        raise NotCheckable(explain_failure(f"{path} cannot be read", error)) from None
 
 
 def describe(case: Case) -> list[str]:

@@ -187,7 +187,7 @@ def test_short_runs(name, rounds):
         ),
         (
             lambda: ALL[0].sensitivity(0),
-            "between participations must be a whole number >= 1, got 0",
+            "between participations must be a whole number of at least 1, got 0",
         ),
         (
             lambda: ALL[0].sensitivity(2, 0),
