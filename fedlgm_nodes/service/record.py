@@ -187,6 +187,9 @@ class Record:
         Args:
             policy: digest of the policy's file.
             values: the policy, as JSON.
+
+        Raises:
+            LedgerError: see `append`.
         """
         if (policy, values) != (self.policy.get("policy"), self.policy.get("values")):
             self.append("policy", policy=policy, values=values)
