@@ -223,7 +223,9 @@ def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     number = _number(value)
-    return number is value and (not isinstance(value, int) or abs(value) <= sys.float_info.max)
+    return number is value and (
+        not isinstance(value, numbers.Rational) or abs(value) <= sys.float_info.max
+    )
 
 
 def _of(owner: str) -> str:
