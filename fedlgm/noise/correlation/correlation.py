@@ -92,7 +92,9 @@ class Correlation:
                 f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}"
             )
         check_size(c.size, self.rounds)
-        if not (c[0] >= 1 / _LARGEST and np.abs(c).max() <= _LARGEST):  # refuses NaN, too
+        if not np.isfinite(c).all():
+            raise ConfigError("coefficients must be finite")
+        if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
             raise ConfigError(
                 f"coefficients must lie within {_LARGEST:g} and the first one be at least "
                 f"{1 / _LARGEST:g}, got {c[np.abs(c).argmax()]:g} and {c[0]:g}: noise is "

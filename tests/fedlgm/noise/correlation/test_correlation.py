@@ -161,7 +161,7 @@ def test_short_runs(name, rounds):
         (lambda: Workload(momentum=1.0), r"momentum must lie in \[0, 1\), got 1.0"),
         (lambda: Workload(decay=0), r"decay must lie in \(0, 1\], got 0"),
         (lambda: Correlation("own", 2, [1, 0.5, 0.2]), "a list of 1 to 2 numbers"),
-        (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one positive"),
+        (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one be at least 1e-06"),
         (lambda: Correlation("own", 2, [1.0, math.nan]), "must be finite"),
         (
             lambda: Correlation("own", 2, [1e-320, 0.5]),
