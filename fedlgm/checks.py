@@ -224,7 +224,7 @@ def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
 def _is_number(value: Any) -> bool:
     number = _number(value)
     return number is value and (
-        not isinstance(value, numbers.Rational) or abs(value) <= sys.float_info.max
+        not isinstance(value, numbers.Rational) or abs(number) <= sys.float_info.max
     )
 
 
