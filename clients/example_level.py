@@ -73,7 +73,11 @@ class ExampleSteps(Contributions):
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """One Poisson batch of every client."""
+        """One Poisson batch of every client.
+
+        Raises:
+            ConfigError: the plan has local steps, and this client adds no noise to them.
+        """
         if asked.plan.facts.steps:
             raise ConfigError(
                 "under local trust a plan with local steps needs clients that add noise to each "

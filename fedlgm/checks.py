@@ -61,6 +61,16 @@ def check_non_negative(owner: str = "", /, **values: Any) -> None:
     _check(owner, values, lambda number: 0 <= number < math.inf, "be finite and at least 0")
 
 
+def check_at_least_zero(owner: str = "", /, **values: Any) -> None:
+    """Refuse values that are not numbers of at least 0, which may be infinite; see
+    `check_positive`.
+
+    Example:
+        >>> check_at_least_zero(sigma=float("inf"))
+    """
+    _check(owner, values, lambda number: number >= 0, "be a number of at least 0")
+
+
 def check_at_least_one(owner: str = "", /, **values: Any) -> None:
     """Refuse values that are not finite numbers of at least 1; see `check_positive`."""
     _check(owner, values, lambda number: 1 <= number < math.inf, "be finite and at least 1")
@@ -121,10 +131,10 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
 
-def check_counts(owner: str, /, *, most: int | None = None, **values: Any) -> None:
+def check_counts(owner: str, /, *, least: int = 1, most: int | None = None, **values: Any) -> None:
     """`check_count` for several values by name; `owner` as in `check_positive`."""
     for name, value in values.items():
-        check_count(f"{_of(owner)}{name}", value, most=most)
+        check_count(f"{_of(owner)}{name}", value, least, most)
 
 
 Positive = Annotated[float, check_positive]
@@ -213,7 +223,9 @@ def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     number = _number(value)
-    return number is value and (isinstance(value, float) or abs(value) <= sys.float_info.max)
+    return number is value and (
+        not isinstance(value, numbers.Rational) or abs(number) <= sys.float_info.max
+    )
 
 
 def _of(owner: str) -> str:

@@ -19,14 +19,21 @@ from typing import IO, Any, Literal
 from fedlgm.errors import ConfigError, DiskError, RunError
 
 _OF_DISKS = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file is larger than is permitted",
-    errno.EROFS: "the file system is read-only",
+    errno.ENOSPC: "the disk is full; free some space",
+    errno.EDQUOT: "the disk quota is used up; delete files of this user",
+    errno.EFBIG: "the file is larger than is permitted; raise the limit of this user",
+    errno.EROFS: "the file system is read-only; choose another folder",
 }
-_OF_NAMES = dict.fromkeys(
-    (errno.EEXIST, errno.ENOTDIR), "a file has the name of a folder, or a folder that of a file"
-)
+_CLASH = "a file has the name of a folder, or a folder that of a file; choose another path"
+_REASONS = _OF_DISKS | {
+    errno.ENOENT: "there is no such file or folder; check the path",
+    errno.EISDIR: "it is a folder; give the path of a file",
+    errno.ENAMETOOLONG: "its name is too long; choose a shorter one",
+    errno.EACCES: "this user may not use it; change its owner or its mode, or choose another path",
+    errno.EEXIST: _CLASH,
+    errno.ENOTDIR: _CLASH,
+}
+"""Reason and remedy of an error of the system."""
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
 PUBLIC = 0o666
@@ -60,7 +67,9 @@ def path_of(name: str, value: Any) -> Path:
             "is ./~..."
         ) from error
     except OSError as error:
-        raise ConfigError(f"{name} {str(value)[:80]!r} cannot be used: {error.strerror}") from error
+        error.filename = None  # which may have thousands of characters
+        what = f"{name} {str(value)[:80]!r} cannot be used"
+        raise ConfigError(explain_failure(what, error)) from error
     return path
 
 
@@ -86,7 +95,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_decode(path.read_bytes()))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(explain_failure(f"{path} cannot be read", error)) from error
     except (
         ValueError,
         RecursionError,
@@ -165,15 +174,24 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
     sync_folder(path.parent)
 
 
-def why(error: OSError) -> str:
-    """The reason of an error of the system, with the file that it names, for messages.
+def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
+    """One sentence that says what failed, why, and what to do.
+
+    Args:
+        what: what failed, and where. A file that the error names is added if it is not there.
+        error: an error of the system, or of a library that has read the file.
+        remedy: what to do; by default the usual remedy of the reason.
 
     Example:
-        >>> why(OSError(errno.ENOSPC, "No space left on device", "runs/first/metrics.jsonl"))
-        'runs/first/metrics.jsonl: the disk is full'
+        >>> explain_failure("no.csv cannot be read", FileNotFoundError(errno.ENOENT, "", "no.csv"))
+        'no.csv cannot be read: there is no such file or folder; check the path'
     """
-    reason = (_OF_DISKS | _OF_NAMES).get(error.errno or 0, error.strerror) or str(error)
-    return reason if error.filename is None else f"{error.filename}: {reason}"
+    said = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    unknown = f"{said.splitlines()[0]}; check the content and the owner of the file"
+    reason, _, usual = _REASONS.get(getattr(error, "errno", None) or 0, unknown).rpartition("; ")
+    file = str(getattr(error, "filename", None) or "")
+    where = what if file in what else f"{what}: {file}"
+    return f"{where}: {reason}; {remedy or usual}"
 
 
 @contextmanager
@@ -207,8 +225,11 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
         if error.errno not in _OF_DISKS and not inside:
             raise
         raise DiskError(
-            f"cannot work on the {what} {folder}: {why(error)}; the user must own its files, and "
-            "the disk must be writable and have free space"
+            explain_failure(
+                f"cannot work on the {what} {folder}",
+                error,
+                "the user must own its files, and the disk must be writable and have free space",
+            )
         ) from error
 
 
@@ -232,7 +253,7 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
     except (
         Exception
     ) as error:  # safetensors, zip files and the system each have errors of their own
-        raise RunError(f"cannot write {target}: {error}") from error
+        raise RunError(explain_failure(f"cannot write {target}", error)) from error
 
 
 @contextmanager

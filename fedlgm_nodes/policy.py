@@ -165,6 +165,11 @@ class Privacy(_Section):
         """Number of nodes at which a release is charged for one person."""
         return self.overlap or 1
 
+    @property
+    def units(self) -> str:
+        """Whom an attack looks for, in the plural: people if one may have rows at several nodes."""
+        return "people" if self.nodes > 1 else f"{self.unit}s"
+
     @model_validator(mode="after")
     def _some_trust(self) -> Self:
         if not self.trust:

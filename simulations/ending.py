@@ -142,7 +142,7 @@ def ending(command: Callable[[], object]) -> None:
         command: the command, which may raise anything.
     """
     from fedlgm.errors import FedlgmError, out_of_memory
-    from fedlgm.files import why
+    from fedlgm.files import explain_failure
 
     _said.clear()  # a process may run several commands, one after the other
     _leaving.clear()
@@ -165,7 +165,9 @@ def ending(command: Callable[[], object]) -> None:
             _leave(status)
         if not isinstance(error, (FedlgmError, OSError)) and not out_of_memory(error):
             raise
-        message = (why(error) if isinstance(error, OSError) else str(error)) or "out of memory"
+        message = str(error) or "out of memory"
+        if isinstance(error, OSError):
+            message = explain_failure("the command failed", error)
         _err.print("error: ", style="bold red", end="")
         _err.print(message)
         report_as_json(error, message)

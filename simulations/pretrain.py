@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedlgm.data.text import encode
 from fedlgm.errors import ConfigError, DataError
-from fedlgm.files import PUBLIC, path_of, replacing
+from fedlgm.files import PUBLIC, explain_failure, path_of, replacing
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.training import models
 from fedlgm.training.devices import torch_threads
@@ -141,7 +141,7 @@ def pretrain(
         said = [path_of("text", text).read_text(encoding="utf-8") for text in texts]
         text = np.concatenate([encode(passage) for passage in said]) if texts else docstrings()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"pretrain: a text cannot be read: {error}") from error
+        raise DataError(explain_failure("pretrain: a text cannot be read", error)) from error
     if len(text) < 2 * length:
         raise DataError(
             f"pretrain: the texts hold {len(text)} known characters, but at least {2 * length} are "

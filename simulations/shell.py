@@ -91,7 +91,11 @@ class Commands(typer.core.TyperGroup):
     def resolve_command(
         self, ctx: Context, args: list[str]
     ) -> tuple[str | None, Command | None, list[str]]:
-        """Name, command and arguments of a command line."""
+        """Name, command and arguments of a command line.
+
+        Raises:
+            UsageError: there is no such command; the message names the nearest.
+        """
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             lists = "`fedlgm doctor` lists recipes, mechanisms, models and data sets, `fedlgm study --list` the studies"

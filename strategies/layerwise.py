@@ -130,6 +130,7 @@ class LayerwiseFedAvg(FedAvg):
         ConfigError: real nodes have a public seed, the run's accounting does not cover the
             cohorts, or the mechanism has another strategy.
         LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
+        ValueError: the transcript's model has another size than the layer table.
     """
 
     plans_from_private_data: ClassVar[bool] = False

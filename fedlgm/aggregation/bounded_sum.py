@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.aggregation.contributions import Updates, require_bounds, split_answers
+from fedlgm.checks import check_count
 from fedlgm.errors import PrivacyError
 from fedlgm.planning.clipping import LEAST_CLIP
 from fedlgm.planning.filling import cut_row_to_level
@@ -126,7 +127,7 @@ class BoundedSum:
 
     def skip(self, clients: int) -> None:
         """Count clients without data, which contribute zero."""
-        self.count += clients
+        self.count += check_count("clients", clients, least=0)
 
     def merge(self, total: Tensor, count: int, discarded: int | Tensor) -> None:
         """Add another partial sum of the same plan."""

@@ -153,7 +153,7 @@ def require_bounds(
             "the plan needs a trainer that bounds its updates, but this one returns raw updates"
         )
     if len(updates.bounds) != len(clip) or any(
-        not actual <= planned * (1 + 1e-9)
+        not 0 <= actual <= planned * (1 + 1e-9)
         for actual, planned in zip(updates.bounds, clip, strict=True)
     ):
         raise PrivacyError(
@@ -170,7 +170,7 @@ def require_bounds(
                 f"query {name!r} takes {len(updates)} x {size} numbers, got "
                 f"{tuple(answer.values.shape)}"
             )
-        if not answer.bound <= bound * (1 + 1e-9):
+        if not 0 <= answer.bound <= bound * (1 + 1e-9):
             raise PrivacyError(
                 f"the trainer kept the bound {answer.bound} for query {name!r}, but the plan "
                 f"relies on {bound}"

@@ -14,7 +14,7 @@ from fedlgm.check.readers.tensorflow_privacy import tensorflow_privacy
 from fedlgm.check.report import Report
 from fedlgm.check.script import read_script
 from fedlgm.errors import ConfigError
-from fedlgm.files import path_of, read_toml
+from fedlgm.files import explain_failure, path_of, read_toml
 
 FORMAT = 1
 """Version of the keys of a TOML file."""
@@ -49,12 +49,16 @@ def check_file(path: str | Path, **settings: Any) -> Report:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(explain_failure(f"{path} cannot be read", error)) from error
     return read_script(text, **settings) if path.suffix == ".py" else _nvflare(text, **settings)
 
 
 def check_values(values: dict[str, Any], **settings: Any) -> Report:
     """Check the run that the content of a TOML file describes; see `check_file`.
+
+    Raises:
+        ConfigError: the version is unknown, the content has several sections, or a section or its
+            values cannot be used.
 
     Example:
         >>> section = {"class": "PrivacyConfig", "target_delta": 0.1, "population_size": 100,

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlgm.errors import DataError
+from fedlgm.files import explain_failure
 
 
 class Samples(NamedTuple):
@@ -36,12 +37,16 @@ class Samples(NamedTuple):
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Array of unsigned bytes from an IDX file (MNIST's format), gzipped or not."""
+    """Array of unsigned bytes from an IDX file (MNIST's format), gzipped or not.
+
+    Raises:
+        DataError: the file cannot be read, is not an IDX file of unsigned bytes, or is damaged.
+    """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(explain_failure(f"{path} cannot be read", error)) from error
     # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian
     # dimensions.
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
@@ -58,7 +63,11 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> Samples:
-    """Grey images and their labels from two IDX files, the first of each sequence."""
+    """Grey images and their labels from two IDX files, the first of each sequence.
+
+    Raises:
+        DataError: a file cannot be read, or images and labels do not match.
+    """
     images, labels = image_files[0], label_files[0]
     x, y = read_idx(images), read_idx(labels)
     if x.ndim != 3 or y.shape != x.shape[:1]:
@@ -95,6 +104,9 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
 
     Returns:
         Images uint8 [n, 3, 32, 32] and labels.
+
+    Raises:
+        DataError: a file is not a batch of CIFAR's Python version.
     """
     xs, ys = [], []
     for (path,) in files:
@@ -114,7 +126,11 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
 
 
 def read_svhn(files: Sequence[Path]) -> Samples:
-    """Cropped digits of SVHN from one MATLAB file; its label 10 stands for the digit 0."""
+    """Cropped digits of SVHN from one MATLAB file; its label 10 stands for the digit 0.
+
+    Raises:
+        DataError: the file is not one of SVHN's cropped digits, or is damaged.
+    """
     from scipy.io import loadmat
 
     (path,) = files
@@ -140,6 +156,9 @@ def read_leaf(paths: Sequence[Path]) -> Samples:
     Returns:
         Images float32 [n, 1, 28, 28] turned to ink = 1 on paper = 0 (LEAF stores paper as 1),
         labels and users.
+
+    Raises:
+        DataError: a file is not one of LEAF's FEMNIST, or the files name no user.
     """
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
@@ -156,7 +175,8 @@ def read_leaf(paths: Sequence[Path]) -> Samples:
                 ys.append(y)
                 users.append(np.full(len(y), str(user)))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is not a LEAF file of FEMNIST: {error!r}") from error
+            what = f"{path} is not a LEAF file of FEMNIST"
+            raise DataError(explain_failure(what, error)) from error
     if not ys:
         raise DataError(f"no users in {', '.join(map(str, paths))}")
     return Samples(np.concatenate(xs), np.concatenate(ys), np.concatenate(users))

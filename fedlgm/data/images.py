@@ -31,6 +31,7 @@ from fedlgm.data.names import GAPS
 from fedlgm.data.pixels import fit_image, readable
 from fedlgm.data.sources import store
 from fedlgm.errors import DataError, Notice
+from fedlgm.files import explain_failure
 
 NAME = "image-folder"
 SIZE = 64
@@ -138,12 +139,8 @@ def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int)
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
     except OSError as error:
-        warnings.warn(
-            Notice(
-                f"resized images are held in memory: {cache_file.parent} cannot be written ({error})"
-            ),
-            stacklevel=2,
-        )
+        what = f"resized images are held in memory: {cache_file.parent} cannot be written"
+        warnings.warn(Notice(explain_failure(what, error)), stacklevel=2)
         part, x = None, np.empty(shape, dtype=np.float32)  # type: ignore[assignment]
     try:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
@@ -312,7 +309,7 @@ def _words_of(path: Path, attribute: str) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(explain_failure(f"{path} cannot be read", error)) from error
     comma = path.suffix == ".csv"
     rows = [row for row in (csv.reader(lines) if comma else map(str.split, lines)) if row]
     if rows and not comma and len(rows[0]) == 1 and rows[0][0].isdigit():

@@ -19,7 +19,7 @@ from fedlgm.data.sources import may_download
 from fedlgm.data.tables import TARGETS
 from fedlgm.errors import DataError
 from fedlgm.extension.loader import HUB
-from fedlgm.files import path_of
+from fedlgm.files import explain_failure, path_of
 
 NAME = "table"
 SPLITS: tuple[str, str] = ("train", "test")
@@ -230,7 +230,7 @@ def read_hub(
         ) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         where = f"{name!r}" if folder is None else f"{name!r} in {path}"
-        raise DataError(f"data: {where} cannot be read: {_first_line(error)}") from error
+        raise DataError(explain_failure(f"data: {where} cannot be read", error)) from error
     return _as_mapping(name, train, test, columns)
 
 
@@ -274,10 +274,6 @@ def _load(
     return parts[0], parts[1]
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _read(path: Path, names: Sequence[str]) -> libraries.DataFrame:
     import pandas
 
@@ -308,9 +304,8 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
     try:
         frame = _read(path, names)
     except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
-        raise DataError(
-            f"data.{key}: {str(path)!r} cannot be read: {_first_line(error)}"
-        ) from error
+        what = f"data.{key}: {str(path)!r} cannot be read"
+        raise DataError(explain_failure(what, error)) from error
     if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):
         raise DataError(
             f"data.{key}: {str(path)!r} has {mark!r} between its columns, not commas: write it "

@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedlgm.errors import DataError
+from fedlgm.files import explain_failure
 
 _TO_FLOAT = 2.0 / 255.0
 
@@ -179,4 +180,4 @@ def readable(what: str) -> Iterator[None]:
             f"{what} is too large an image to decode: save it with fewer pixels ({error})"
         ) from error
     except (OSError, ValueError, SyntaxError, struct.error) as error:
-        raise DataError(f"{what} is not a readable image: {error}") from error
+        raise DataError(explain_failure(f"{what} is not a readable image", error)) from error

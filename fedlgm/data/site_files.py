@@ -19,7 +19,7 @@ from fedlgm import libraries
 from fedlgm.data.encoding import Encoding, as_text
 from fedlgm.data.names import missing
 from fedlgm.errors import DataError
-from fedlgm.files import path_of
+from fedlgm.files import explain_failure, path_of
 from fedlgm.wording import alternatives
 
 _COMMA = re.compile(r"\s*-?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
@@ -153,8 +153,7 @@ class Sites:
         except DataError as error:
             return None, [str(error).removeprefix(f"{path} ")]
         except (OSError, EOFError, ValueError) as error:  # pandas' errors are among them
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            return None, [f"cannot be read: {lines[0]}"]
+            return None, [explain_failure("cannot be read", error)]
         faults = [] if len(frame) else ["no rows below its header"]
         return frame, [*faults, *self._of_names(list(map(str, frame.columns))), *self._of(frame)]
 

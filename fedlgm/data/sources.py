@@ -20,6 +20,7 @@ from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
 from fedlgm.data.pixels import Pixels
 from fedlgm.errors import DataError
+from fedlgm.files import explain_failure
 
 _DEBIAN = Path("/usr/share/datasets")
 _TIMEOUT = 10.0  # seconds without an answer before a download is given up
@@ -285,7 +286,12 @@ def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
             else:
                 constructor(store, download=True)
     except (OSError, RuntimeError) as error:
-        return f"The download failed: {' '.join(str(error).split())}."
+        return (
+            explain_failure(
+                "The download failed", OSError(" ".join(str(error).split())), "check the network"
+            )
+            + "."
+        )
     return ""
 
 

@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from fedlgm.data.dataset import DataSet
 from fedlgm.data.formats import Samples
 from fedlgm.errors import DataError
+from fedlgm.files import explain_failure
 
 ALPHABET = "\n !'(),-.:;?" + string.ascii_uppercase + string.ascii_lowercase
 """The 64 characters of the bundled texts. The alphabet is a constant, because one derived from
@@ -117,7 +118,7 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(explain_failure(f"{path} cannot be read", error)) from error
     if not content.startswith(b"EC02Compressed") or len(content) < 92:
         raise DataError(f"{path} is not a text of Debian's package bible-kjv-text")
     count = int.from_bytes(content[88:92], "big")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedlgm.checks import AtLeastOne, Fraction
+from fedlgm.checks import AtLeastOne, Fraction, check_at_least_one
 from fedlgm.mechanisms.mechanism import Bounded
 from fedlgm.planning import clipping
 from fedlgm.planning.allocation import spread
@@ -95,12 +95,16 @@ def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
         known: at least 0, [K].
         span: the factor, at least 1.
 
+    Raises:
+        ConfigError: the factor is below 1 or not finite.
+
     Example:
         >>> within(np.ones(2), np.array([1.0, 4.0]), span=8.0).tolist()
         [1.0, 0.25]
         >>> within(np.ones(2), np.array([0.01, 1.0]), span=2.0).round(6).tolist()  # to within a factor of 2 of 10
         [20.0, 5.0]
     """
+    check_at_least_one(span=span)
     usable = (known > 0) & np.isfinite(known)
     if not usable.any():
         return np.ones(len(wanted))

@@ -90,6 +90,10 @@ def example_plan(
 class DPSGD(LayerwiseGaussian, BoundsExamples):
     """Clipped per-example gradients with Gaussian noise on their sum.
 
+    Raises:
+        ConfigError: an option is out of range, the style is a mechanism of its own, or 'flat' is
+            given options of 'per-layer'.
+
     Example:
         >>> from fedlgm.planning.facts import Sampling
         >>> facts = RunFacts(1.0, Sampling("poisson", 1000, 0.05), rounds=100)

@@ -94,7 +94,11 @@ class GroupNoise(Bounded):
 
     @override
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Laplace noise has no run-wide form."""
+        """Laplace noise has no run-wide form.
+
+        Raises:
+            ConfigError: the noise is Laplace, and a run is accounted for as one mechanism.
+        """
         super().check_run(layers, facts)
         if self.family == "laplace":
             raise ConfigError(

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedlgm.checks import BelowOne, NonNegative, Positive
+from fedlgm.checks import BelowOne, NonNegative, Positive, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.ladp_frame import theorem3_constant, theorem3_delta
 from fedlgm.mechanisms.ladp_scores import kl_score, layer_changes, layer_divergences
@@ -144,10 +144,11 @@ def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
 
 
 def check_range(owner: str, score_floor: float, score_cap: float) -> None:
-    """Refuse a least score above the largest.
+    """Refuse scores that are not positive, and a least score above the largest.
 
     Raises:
         ConfigError: the message names the mechanism.
     """
+    check_positive(owner, score_floor=score_floor, score_cap=score_cap)
     if score_floor > score_cap:
         raise ConfigError(f"{owner}: score_floor = {score_floor} exceeds score_cap = {score_cap}")

@@ -69,6 +69,9 @@ class LayerwiseGaussian(Bounded):
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
         quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
 
+    Raises:
+        ConfigError: an option is out of range, or `floor` is 0 with norms = 'stale'.
+
     Example:
         >>> from fedlgm import Sampling
         >>> layers, facts = LayerTable.from_sizes({"a": 100, "b": 900}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -146,6 +149,9 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
+
+    Raises:
+        ConfigError: `clip` is not 'med'.
 
     Example:
         >>> from fedlgm import Sampling
@@ -241,7 +247,11 @@ class NoPrivacy(Mechanism):
         return 0.0
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Accept any participation, but no correlated noise, since there is no noise."""
+        """Accept any participation, but no correlated noise, since there is no noise.
+
+        Raises:
+            ConfigError: the noise is correlated over rounds.
+        """
         if facts.noise is not None:
             raise ConfigError(
                 f"{self.name}: this mechanism adds no noise that could be correlated over rounds"

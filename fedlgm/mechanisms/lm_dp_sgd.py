@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlgm.checks import check_at_least_one
+from fedlgm.checks import check_at_least_one, check_fraction, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 
@@ -72,6 +72,7 @@ def aggregate(
         raise ConfigError(
             "grads must be one tensor [B, d] per layer, all with the same number of examples"
         )
+    check_positive(clip=clip)
     check_bounds([clip])
     rates = check_risk(error_rates, emphasis, len(grads))
     norms = torch.stack([torch.linalg.vector_norm(g.double(), dim=1) for g in grads], dim=1)
@@ -138,12 +139,14 @@ def published_weights(
     1.
 
     Raises:
-        ConfigError: error rates or r are out of range, or of another number of layers.
+        ConfigError: the bound, error rates or r are out of range, or there is not one rate per
+            layer.
 
     Example:
         >>> published_weights(np.array([[3.0, 4.0], [0.3, 0.4]]), clip=1.0).round(4).tolist()
         [0.6, 0.8]
     """
+    check_positive(clip=clip)
     rates = check_risk(error_rates, emphasis, norms.shape[1])
     lengths = np.linalg.norm(norms, axis=1)
     nonzero = lengths > 0
@@ -180,6 +183,7 @@ def risk_weights(
         >>> risk_weights(np.array([3.0, 4.0]), error_rates=[0.4, 0.3]).round(4).tolist()
         [0.7071, 0.7071]
     """
+    check_fraction(floor=floor)
     rates = check_risk(error_rates, emphasis, len(strengths))
     w = as_weights(np.maximum(np.asarray(strengths, dtype=np.float64), 0.0) * rates**emphasis)
     return as_weights(np.maximum(w, floor / math.sqrt(len(w))))

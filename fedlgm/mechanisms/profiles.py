@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError
 
 Array = npt.NDArray[np.float64]
@@ -63,7 +64,12 @@ class Profile:
     def norm(self, order: float) -> float:
         """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by
         decoupled coordinates.
+
+        Raises:
+            ConfigError: the order is not above 0; it may be infinite.
         """
+        if order != math.inf:
+            check_positive(order=order)
         peak = float(self.values.max())
         if peak == 0 or np.isinf(order):
             return peak

@@ -129,6 +129,9 @@ class LMDPSGD(_Reweighting):
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
         share: part of the budget that the query of "privatised" takes.
 
+    Raises:
+        ConfigError: an option is out of range, or `floor` is 0 with weights that are not public.
+
     Example:
         >>> from fedlgm import Sampling
         >>> layers, facts = LayerTable.from_sizes({"a": 30, "b": 10}), RunFacts(1.0, Sampling("poisson", 1000, 0.05))

@@ -52,6 +52,9 @@ class VotedFilling(FlatGaussian):
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
         """Refuse noise that is correlated over rounds, which needs as many numbers in every
         round.
+
+        Raises:
+            ConfigError: the noise is correlated over rounds.
         """
         super().check_run(layers, facts)
         if facts.noise is not None:
@@ -63,6 +66,9 @@ class VotedFilling(FlatGaussian):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The round's plan: a function of the released vote, which later plans find in the last
         plan.
+
+        Raises:
+            ConfigError: a user has several clients.
         """
         if facts.sampling.of is not None:
             raise ConfigError(

@@ -75,6 +75,10 @@ def add_noise_(
 
     Returns:
         `total`.
+
+    Raises:
+        ConfigError: vector, parts and streams do not fit.
+        PrivacyError: a noise scale is outside [2^-100, 2^100] and not 0.
     """
     rows = total if total.ndim == 2 else total[None]
     count, coordinates = rows.shape

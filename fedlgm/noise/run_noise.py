@@ -19,6 +19,7 @@ from typing_extensions import override
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.aggregation import kernels, part_offsets
+from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.noise.draws import LEAST_SCALE, NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.noise.keys import KeyRing, Purpose
@@ -103,6 +104,10 @@ class Independent(NoiseSource):
     ) -> None:
         """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in
         place.
+
+        Raises:
+            PrivacyError: the plan's noise is correlated over rounds.
+            ConfigError: the sums are not on the CPU.
         """
         if plan.facts.noise is not None:
             raise PrivacyError("correlated noise is made by Noising.of")
@@ -306,6 +311,9 @@ class RunNoise:
 
         z is drawn in every round for all layers and queries, released or not, because a layer's
         noise continues while the layer is not released.
+
+        Raises:
+            PrivacyError: the plan is that of another round.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
@@ -363,13 +371,15 @@ def check_cpu(tensor: Tensor) -> None:
 
 
 def _stream(client: int) -> int:
-    if not 0 <= client < kernels.SERVER_STREAM:
-        raise ConfigError(f"client numbers must lie in [0, {kernels.SERVER_STREAM}), got {client}")
-    return client
+    return check_count("client", client, least=0, most=kernels.SERVER_STREAM - 1)
 
 
 def kernel_scale(sigma: list[float]) -> Tensor:
-    """Noise scales as float32, never below the plan's scales."""
+    """Noise scales as float32, never below the plan's scales.
+
+    Raises:
+        PrivacyError: a scale is outside [2^-100, 2^100] and not 0.
+    """
     exact = np.array(sigma)
     if (exact[exact > 0] < LEAST_SCALE).any() or (exact > 1 / LEAST_SCALE).any():
         raise PrivacyError(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlgm.checks import check_positive
+from fedlgm.checks import check_non_negative, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.extension.registration import registers
@@ -106,9 +106,9 @@ def shares(
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     rule = _SHARES.find(strategy)
     _check_lengths(1, clip=s, dims=d)
-    if not (np.all(np.isfinite(s)) and np.all(s > 0)):
+    if not 0 < s.min() <= s.max() < np.inf:  # refuses NaN, too
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
-    if not (np.all(np.isfinite(d)) and np.all(d >= 1)):
+    if not 1 <= d.min() <= d.max() < np.inf:
         raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
     with users_code(f"allocation {strategy!r}", rule):
         raw = np.asarray(rule(s.copy(), d.copy()), dtype=np.float64)
@@ -172,9 +172,13 @@ def spread(
         sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be
         released.
 
+    Raises:
+        ConfigError: the multiplier is negative or not finite, or the lists have different lengths.
+
     >>> spread(np.array([0.75, 0.25]), [1.0, 1.0], 1.0).round(4).tolist()
     [1.1547, 2.0]
     """
+    check_non_negative(noise_multiplier=noise_multiplier)
     s, p = np.asarray(clip, dtype=np.float64), np.asarray(share, dtype=np.float64)
     _check_lengths(0, clip=s, share=p)
     with np.errstate(divide="ignore"):

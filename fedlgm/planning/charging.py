@@ -212,7 +212,11 @@ class Joint(Process):
         mechanism.check_run(layers, self.facts)
 
     def check(self, plan: _Plan) -> None:
-        """Require Gaussian noise of at least the calibrated level."""
+        """Require Gaussian noise of at least the calibrated level.
+
+        Raises:
+            PrivacyError: the noise is not Gaussian, or lies below the calibrated level.
+        """
         if plan.family != "gaussian":
             raise PrivacyError(
                 "noise of a whole run is accounted for as Gaussian, but the plan has "

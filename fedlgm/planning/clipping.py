@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedlgm.checks import check_count
+from fedlgm.checks import check_count, check_fraction, check_positive, check_share
 from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
@@ -24,12 +24,13 @@ def eq_clip(bound: float, layers: int) -> np.ndarray:
     """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
 
     Raises:
-        ConfigError: there is no layer.
+        ConfigError: the bound is not finite and positive, or there is no layer.
 
     Example:
         >>> eq_clip(1.0, 4).tolist()
         [0.5, 0.5, 0.5, 0.5]
     """
+    check_positive(bound=bound)
     count = check_count("layers", layers)
     return np.full(count, bound / math.sqrt(count))
 
@@ -42,10 +43,15 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
         norms: m_j >= 0, [K].
         floor: no layer's bound falls below this share of S / sqrt(K) before normalisation.
 
+    Raises:
+        ConfigError: the bound is not finite and positive, or the floor is outside [0, 1].
+
     Example:
         >>> med_clip(1.0, np.array([3.0, 4.0])).tolist()
         [0.6, 0.8]
     """
+    check_positive(bound=bound)
+    check_fraction(floor=floor)
     m = np.maximum(norms, floor * np.linalg.norm(norms) / math.sqrt(len(norms)))
     total = float(np.linalg.norm(m))
     return np.asarray(bound * m / total) if total > 0 else eq_clip(bound, len(norms))
@@ -59,6 +65,9 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
         bound: S.
         private_norms: unclipped layer norms of every sampled client, [clients, K].
 
+    Raises:
+        ConfigError: the bound is not finite and positive.
+
     Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between
         S / sqrt(K) and S.
 
@@ -66,6 +75,7 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
         >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
         [0.4, 0.6]
     """
+    check_positive(bound=bound)
     medians = np.median(private_norms, axis=0)
     total = float(medians.sum())
     return (
@@ -147,11 +157,17 @@ def next_quantile_bounds(
         target: quantile in (0, 1).
         rate: learning rate of the geometric update.
 
+    Raises:
+        ConfigError: the bound or the rate is not finite and positive, or the target is outside
+            (0, 1).
+
     Example:
         >>> clip, below = np.array([0.6, 0.8]), np.array([1.0, 0.0])
         >>> next_quantile_bounds(clip, below, 1.0, target=0.5, rate=0.2).round(3).tolist()
         [0.523, 0.852]
     """
+    check_positive(bound=bound, rate=rate)
+    check_share(target=target)
     moved = clip * np.exp(-rate * (np.clip(below, 0.0, 1.0) - target))
     return np.asarray(bound * moved / np.linalg.norm(moved))
 
@@ -179,7 +195,11 @@ class Scaling(Protocol):
         ...
 
     def bounds(self, layers: int) -> np.ndarray:
-        """Bounds of one example's contribution to each layer, float64 [K]."""
+        """Bounds of one example's contribution to each layer, float64 [K].
+
+        Raises:
+            ConfigError: bounds or weights are given for another number of layers.
+        """
         ...
 
     @property

@@ -55,7 +55,11 @@ class NoisedInShares(NoisedByClients):
     shares: Shares | None = None
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same with the run's shares."""
+        """The same with the run's shares.
+
+        Raises:
+            ConfigError: `shares` is None.
+        """
         if shares is None:
             raise ConfigError(
                 "trust 'distributed' needs shares: the [distributed] section with its threshold "
@@ -74,6 +78,10 @@ class NoisedInShares(NoisedByClients):
     def check_facts(self, facts: Facts) -> None:
         """Require a public number of nodes in every round, whole clients, and an accountant with a
         bound.
+
+        Raises:
+            ConfigError: the unit is an example, the number of nodes varies, or the accountant is
+                not 'rdp'.
         """
         sampling = facts.sampling
         if facts.steps is not None:
@@ -94,7 +102,12 @@ class NoisedInShares(NoisedByClients):
         self._shares.check(round(sampling.expected))
 
     def check_plan(self, plan: Plan) -> None:
-        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it."""
+        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it.
+
+        Raises:
+            ConfigError: the plan is not private, its noise is not Gaussian, its trainer bounds
+                other units, or the grid is too coarse.
+        """
         from fedlgm.noise.integer import IntegerGrid
 
         if not plan.protected:
@@ -131,6 +144,9 @@ class NoisedInShares(NoisedByClients):
     def check_costs(self, name: str, costs: np.ndarray) -> None:
         """Require one multiplier for all rounds, because only the facts state the second
         epsilon.
+
+        Raises:
+            ConfigError: the rounds' costs differ.
         """
         if not np.allclose(costs, 1.0, rtol=1e-9, atol=0.0):
             raise ConfigError(

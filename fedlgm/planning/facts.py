@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 import fedlgm  # its `correlation` loads SciPy, which workers do without
 from fedlgm.checks import (
+    BelowOne,
     Count,
+    NonNegative,
     Positive,
     Rate,
+    check_below_one,
     check_count,
     check_fields,
     check_known,
@@ -47,8 +50,8 @@ class LocalTraining:
             every step: with "adam" this is AdamW. None does not decay.
 
     Raises:
-        ConfigError: the optimizer is unknown, momentum is given for "adam", or lr times the decay
-            is not in (0, 1).
+        ConfigError: the optimizer is unknown, a number is outside its range, momentum is given for
+            "adam", or lr times the decay is not in (0, 1).
 
     Example:
         >>> LocalTraining(epochs=2, batch_size=32).steps(100)
@@ -56,19 +59,15 @@ class LocalTraining:
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.1
-    momentum: float = 0.0
-    epochs: int = 1
-    batch_size: int = 32
-    gradient_clip: float | None = None
+    lr: NonNegative = 0.1
+    momentum: BelowOne = 0.0
+    epochs: Count = 1
+    batch_size: Count = 32
+    gradient_clip: Positive | None = None
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam"):
-            raise ConfigError(
-                f"training.optimizer: unknown {self.optimizer!r}; known: sgd, adam (which is AdamW "
-                "if weight_decay is given)"
-            )
+        check_fields("training", self)
         if self.optimizer == "adam" and self.momentum:
             raise ConfigError(
                 "training.momentum is an option of optimizer 'sgd'; 'adam' has its own"
@@ -92,8 +91,12 @@ class LocalTraining:
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps of a client with `examples` examples."""
-        return self.epochs * -(-examples // self.batch_size)
+        """Optimizer steps of a client with `examples` examples.
+
+        Raises:
+            ConfigError: `examples` is not a whole number of at least 0.
+        """
+        return self.epochs * -(-check_count("examples", examples, least=0) // self.batch_size)
 
 
 @sealed
@@ -169,7 +172,7 @@ class RunFacts:
             relation "replace-one".
 
     Raises:
-        ConfigError: the facts contradict each other.
+        ConfigError: a number is outside its range, or the facts contradict each other.
     """
 
     noise_multiplier: float
@@ -199,6 +202,10 @@ class RunFacts:
         check_count("the number of rounds", self.rounds)
         if self.max_participations is not None:
             check_count("max_participations", self.max_participations)
+        if self.epsilon is not None:
+            check_positive(epsilon=self.epsilon)
+        if self.delta is not None:
+            check_below_one(delta=self.delta)
         check_known("relation", self.relation, Relation)
         check_known("trust", self.trust, Trust)
         check_known("accountant", self.accountant, Accountant)

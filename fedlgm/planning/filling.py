@@ -20,6 +20,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from fedlgm.checks import check_positive
 from fedlgm.planning.layers import LayerTable
 
 
@@ -31,10 +32,14 @@ def level(squares: Tensor, bound: float) -> Tensor:
         squares: squared l2 norms of the layers, [b, K].
         bound: l2 bound S of the whole update.
 
+    Raises:
+        ConfigError: the bound is not finite and positive.
+
     Example:
         >>> level(torch.tensor([[0.36, 4.0], [9.0, 4.0], [0.25, 0.5]]), 1.0).tolist()
         [0.800000011920929, 0.7071067690849304, inf]
     """
+    check_positive(bound=bound)
     ordered = squares.sort(dim=1).values
     # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.libraries import Tensor, torch
@@ -166,6 +167,7 @@ class LayerTable:
         """Table of one-dimensional layers, for work on plain vectors and for tests."""
         layers, offset = [], 0
         for name, size in sizes.items():
+            check_count(f"size of layer {name!r}", size)
             layers.append(Layer(name, (Slot(name, (size,), offset, size),), offset, size))
             offset += size
         return cls(tuple(layers))

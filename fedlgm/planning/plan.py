@@ -122,7 +122,7 @@ class ReleasePlan:
                 )
             array.setflags(write=False)
             object.__setattr__(self, name, array)
-        if np.isnan(clip).any() or np.isnan(sigma).any() or (clip < 0).any() or (sigma < 0).any():
+        if not ((clip >= 0).all() and (sigma >= 0).all()):  # refuses NaN, too
             raise ConfigError(
                 f"bounds and noise must be non-negative numbers, got {clip.tolist()}, "
                 f"{sigma.tolist()}"

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 from typing_extensions import override
 
+from fedlgm.checks import check_at_least_zero, check_share
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.extension.loader import is_bundled, sealed
 from fedlgm.extension.per_row import rows_apart
@@ -102,7 +103,7 @@ class NoisyQuery:
         bound: its l2 bound.
 
     Raises:
-        ConfigError: the noise is negative.
+        ConfigError: noise or bound is negative or NaN.
 
     Example:
         >>> noisy = NoisyQuery(BelowBound((5, 2)), sigma=2.0)
@@ -118,8 +119,7 @@ class NoisyQuery:
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", int(self.query.size))
         object.__setattr__(self, "bound", float(self.query.bound))
-        if not (self.sigma >= 0 and self.bound >= 0):
-            raise ConfigError(f"bounds and noise must be non-negative numbers, got {self}")
+        check_at_least_zero(f"query {self.query.name!r}", sigma=self.sigma, bound=self.bound)
 
     def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
         """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
@@ -183,11 +183,16 @@ def beside_layers(
         multiplier: noise multiplier of the release as a whole.
         share: in (0, 1).
 
+    Raises:
+        ConfigError: the multiplier is negative, or the share is out of range.
+
     Example:
         >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
         >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
         0.25
     """
+    check_at_least_zero(multiplier=multiplier)
+    check_share(share=share)
     query = kind(tuple(layers.sizes.tolist()))
     return (
         NoisyQuery(query, query.bound * multiplier / math.sqrt(share)),

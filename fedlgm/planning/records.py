@@ -160,10 +160,14 @@ class Sampling:
 
         Poisson draws are independent of each other; those of a fixed cohort are not.
 
+        Raises:
+            ConfigError: `clients` is not a whole number of at least 1.
+
         Example:
             >>> Sampling("poisson", 10, 0.5).rate_of_any(2), Sampling("fixed", 10, 0.2).rate_of_any(2)
             (0.75, 0.4)
         """
+        check_count("clients", clients)
         if self.scheme == "poisson":
             return 1 - (1 - self.rate) ** clients
         return min(1.0, clients * self.rate)
@@ -184,11 +188,15 @@ def least_threshold(nodes: int, colluders: int) -> int:
     Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an
     honest node is in both sets, and it answers for only one: 2 t > n + m.
 
+    Raises:
+        ConfigError: a number is not whole, or negative.
+
     Example:
         >>> least_threshold(10, 1), least_threshold(30, 3)
         (6, 17)
     """
-    return (nodes + colluders) // 2 + 1
+    colluders = check_count("colluders", colluders, least=0)
+    return (check_count("nodes", nodes, least=0) + colluders) // 2 + 1
 
 
 @sealed

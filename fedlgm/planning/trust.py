@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedlgm import privacy
-from fedlgm.checks import check_known
+from fedlgm.checks import check_count, check_known
 from fedlgm.errors import ConfigError
 from fedlgm.libraries import Tensor
 from fedlgm.noise.draws import Family, NoiseBackend, grid_step
@@ -297,11 +297,14 @@ def gaussian_norm(size: int) -> float:
     """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of
     chi-square.
 
+    Raises:
+        ConfigError: `size` is not a whole number of at least 0.
+
     Example:
         >>> round(gaussian_norm(100), 2)
         16.02
     """
-    return math.sqrt(2 * _gamma_tail(size / 2))
+    return math.sqrt(2 * _gamma_tail(check_count("size", size, least=0) / 2))
 
 
 def _gamma_tail(shape: float) -> float:

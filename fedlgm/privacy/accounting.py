@@ -201,16 +201,15 @@ def calibrate_levels(
     if not isinstance(draws, Allocation):
         check_rate(sampling_rate=draws)
         draws = float(draws)
+    for level in levels:
+        check_positive(level=level)
     levels = {
         plain_number(level): check_count(f"the number of releases at level {level:g}", count)
         for level, count in levels.items()
     }
     _check(delta, accountant)
     check_positive(epsilon=epsilon)
-    if not levels or not all(math.isfinite(level) and level > 0 for level in levels):
-        raise ConfigError(
-            f"levels must be positive, with at least one release each, got {dict(levels)}"
-        )
+    check_count("the number of levels", len(levels))
     least = min(levels)
     over_least = tuple(sorted((float(level / least), count) for level, count in levels.items()))
     unit = _calibrate(float(epsilon), float(delta), over_least, draws, accountant)
@@ -426,7 +425,11 @@ def with_gaussian(precision: float, others: Merged) -> Merged:
 def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> bool:
     """Whether grids of privacy losses resolve this delta for so many releases, see
     `composed_epsilon`.
+
+    Raises:
+        ConfigError: delta is outside [0, 1).
     """
+    check_below_one(delta=delta)
     return sum(count for _, count in events) * LOST <= _NEGLIGIBLE * delta
 
 

@@ -21,12 +21,12 @@ from dp_accounting import dp_event
 from scipy.special import log_ndtr
 
 from fedlgm.checks import (
+    check_at_least_zero,
     check_count,
     check_fraction,
     check_positive,
     check_share,
 )
-from fedlgm.errors import ConfigError
 from fedlgm.privacy.accountants import SEARCHES, deltas_of
 from fedlgm.privacy.accounting import LOST, Merged, compose, merge_events, with_gaussian
 from fedlgm.privacy.events import accountant_of, decode, is_private
@@ -78,8 +78,7 @@ class AttackRates:
             0.272
         """
         check_share(delta=delta)
-        if not epsilon >= 0:
-            raise ConfigError(f"epsilon must be at least 0, got {epsilon!r}")
+        check_at_least_zero(epsilon=epsilon)
         return cls(np.array([float(epsilon)]), np.array([float(delta)]))
 
     def of_units(self, units: int) -> AttackRates:

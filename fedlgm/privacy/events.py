@@ -11,7 +11,13 @@ from typing import Any
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent as DpEvent
 
-from fedlgm.checks import check_count, check_rate, check_share
+from fedlgm.checks import (
+    check_at_least_zero,
+    check_count,
+    check_counts,
+    check_rate,
+    check_share,
+)
 from fedlgm.errors import ConfigError
 from fedlgm.privacy.guarantee import Relation
 from fedlgm.privacy.plain import plain_number, plain_numbers
@@ -74,12 +80,8 @@ class AllocationDpEvent(dp_event.DpEvent):
     rounds: int
 
     def __post_init__(self) -> None:
-        check_count("rounds", self.rounds)
-        check_count("participations", self.participations)
-        if self.participations > self.rounds:
-            raise ConfigError(
-                f"a unit cannot take part in {self.participations} of {self.rounds} rounds"
-            )
+        most = check_count("rounds", self.rounds)
+        check_count("participations", self.participations, most=most)
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
@@ -113,7 +115,7 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
         >>> gaussian_event(0.0)
         NonPrivateDpEvent()
     """
-    _at_least_0("the noise multiplier of a release", multiplier)
+    check_at_least_zero(multiplier=multiplier)
     event = subsample_event(dp_event.GaussianDpEvent(multiplier), sampling_rate)
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
@@ -197,7 +199,7 @@ def laplace_event(
         >>> composed_epsilon([(laplace_event(0.5), 4)], delta=0.0)
         2.0
     """
-    _at_least_0("the epsilon of a release", epsilon)
+    check_at_least_zero(epsilon=epsilon)
     check_rate(sampling_rate=sampling_rate)
     if epsilon == 0:
         return dp_event.NoOpDpEvent()
@@ -218,7 +220,7 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
         >>> round(composed_epsilon([(pure_event(0.5), 4)], delta=0.0), 9)
         2.0
     """
-    _at_least_0("the epsilon of a release", epsilon)
+    check_at_least_zero(epsilon=epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
     replaced = min(
@@ -365,39 +367,30 @@ def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> A
     check, number = _FIELDS[name][field], plain_number(value)
     if check is None:
         return each(value)
-    check(f"{name}: {field}", number)
+    check(name, **{field: number})
     return number
 
 
-def _at_least_0(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not (isinstance(value, int | float) and value >= 0):
-        raise ConfigError(f"{what} must be a number of at least 0, got {value!r}")
-
-
-def _rate(what: str, value: Any) -> None:
-    check_rate(**{what: value})
-
-
-def _share(what: str, value: Any) -> None:
-    check_share(**{what: value})
-
-
 _OWN = {kind.__name__: kind for kind in (WholeOrdersDpEvent, AllocationDpEvent)}
-_Check = Callable[[str, Any], object]
+_Check = Callable[..., None]
 _FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
     "NoOpDpEvent": {},
     "NonPrivateDpEvent": {},
-    "GaussianDpEvent": {"noise_multiplier": _at_least_0},
-    "ZCDpEvent": {"rho": _at_least_0, "xi": _at_least_0},
-    "WholeOrdersDpEvent": {"rho": _at_least_0},
-    "LaplaceDpEvent": {"noise_multiplier": _at_least_0},
+    "GaussianDpEvent": {"noise_multiplier": check_at_least_zero},
+    "ZCDpEvent": {"rho": check_at_least_zero, "xi": check_at_least_zero},
+    "WholeOrdersDpEvent": {"rho": check_at_least_zero},
+    "LaplaceDpEvent": {"noise_multiplier": check_at_least_zero},
     "RandomizedResponseDpEvent": {
-        "noise_parameter": _share,
-        "num_buckets": partial(check_count, least=2),
+        "noise_parameter": check_share,
+        "num_buckets": partial(check_counts, least=2),
     },
-    "PoissonSampledDpEvent": {"sampling_probability": _rate, "event": None},
-    "AllocationDpEvent": {"event": None, "participations": check_count, "rounds": check_count},
-    "SelfComposedDpEvent": {"event": None, "count": check_count},
+    "PoissonSampledDpEvent": {"sampling_probability": check_rate, "event": None},
+    "AllocationDpEvent": {"event": None, "participations": check_counts, "rounds": check_counts},
+    "SelfComposedDpEvent": {"event": None, "count": check_counts},
     "ComposedDpEvent": {"events": None},
-    "RepeatAndSelectDpEvent": {"event": None, "mean": _at_least_0, "shape": _at_least_0},
+    "RepeatAndSelectDpEvent": {
+        "event": None,
+        "mean": check_at_least_zero,
+        "shape": check_at_least_zero,
+    },
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dp_accounting import dp_event
 
+from fedlgm.checks import check_share
 from fedlgm.privacy.accounting import composed_epsilon
 from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
@@ -17,10 +18,14 @@ def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_eve
         multiplier: noise multiplier of the Gaussian release.
         delta: delta at which events that are not Gaussian are compared.
 
+    Raises:
+        ConfigError: the multiplier is negative, or delta is outside (0, 1).
+
     Example:
         >>> at_least(gaussian_event(50.0), 10.0, 1e-5), at_least(gaussian_event(5.0), 10.0, 1e-5)
         (GaussianDpEvent(noise_multiplier=10.0), GaussianDpEvent(noise_multiplier=5.0))
     """
+    check_share(delta=delta)
     least = gaussian_event(multiplier)
     if isinstance(event, RENYI_ONLY):
         return type(event)(max(event.rho, 0.5 / multiplier**2))

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import scipy
 
-from fedlgm.checks import check_positive, check_share
-from fedlgm.errors import ConfigError
+from fedlgm.checks import check_at_least_zero, check_non_negative, check_positive, check_share
 from fedlgm.privacy.plain import plain_numbers
 
 _RTOL = 1e-14
@@ -75,8 +74,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     >>> round(gaussian_delta(1.0, 1.0), 4)
     0.1269
     """
-    _check_mu(mu)
-    _check_epsilon(epsilon)
+    check_at_least_zero(mu=mu)
+    check_non_negative(epsilon=epsilon)
     if mu == 0 or math.isinf(mu):
         return 0.0 if mu == 0 else 1.0
     return math.exp(_log_delta(mu, epsilon))
@@ -100,7 +99,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     >>> round(gaussian_epsilon(1.0, 1e-5), 4)
     4.3772
     """
-    _check_mu(mu)
+    check_at_least_zero(mu=mu)
     check_share(delta=delta)
     if math.isinf(mu):
         return math.inf
@@ -149,13 +148,3 @@ def _one_term_root(epsilon: float, tail: float) -> float:
     q = -float(scipy.special.ndtri(tail))
     root = math.sqrt(q * q + 2 * epsilon)
     return 2 * epsilon / (root + q) if q > 0 else root - q
-
-
-def _check_mu(mu: float) -> None:
-    if not mu >= 0:
-        raise ConfigError(f"mu must be a number >= 0, got {mu}")
-
-
-def _check_epsilon(epsilon: float) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise ConfigError(f"epsilon must be finite and >= 0, got {epsilon}")

@@ -151,6 +151,9 @@ class Ledger:
             claim: see `charge`.
             protects: see `charge`.
             guarantee: see `charge`.
+
+        Raises:
+            LedgerError: the same noise was charged for another release, or as for `charge`.
         """
         draft = Draft.of(event, round, keys, claim, protects, guarantee)
         with self._translate_errors(), transaction(self._db):

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from fedlgm.errors import LedgerError
-from fedlgm.files import PUBLIC, create_durably
+from fedlgm.files import PUBLIC, create_durably, explain_failure
 from fedlgm.package_conflicts import refuse_windows
 
 refuse_windows()
@@ -71,10 +71,8 @@ def create(path: Path, owner: str) -> None:
         create_durably(path, data, PUBLIC)
     except OSError as error:  # SQLite says of any other more clearly what is wrong; or another process was faster
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise LedgerError(
-                f"the ledger {path} cannot be created, because the disk is full: free some space "
-                "and start again; nothing was released"
-            ) from error
+            what = f"the ledger {path} cannot be created, and nothing was released"
+            raise LedgerError(explain_failure(what, error)) from error
 
 
 def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
@@ -144,9 +142,8 @@ def hold(path: Path) -> Iterator[None]:
                 f"another run is charging the ledger {path}: wait until it ends, or name a new file"
             ) from error
         except OSError as error:
-            raise LedgerError(
-                f"the ledger {path} cannot be held: {place}: {error.strerror}"
-            ) from error
+            what = f"the ledger {path} cannot be held"
+            raise LedgerError(explain_failure(what, error)) from error
         yield
 
 

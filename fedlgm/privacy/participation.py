@@ -81,7 +81,6 @@ def draws_of(
             "sampling = 'allocation' needs participations, the number of the steps in which each "
             "unit takes part"
         )
-    check_count("participations", participations)
     if sampling_rate != 1:
         raise ConfigError(
             "sampling = 'allocation' has no sampling_rate: participations and steps state how "
@@ -93,15 +92,12 @@ def draws_of(
 
 
 def check_participations(participations: int, rounds: int) -> None:
-    """Refuse more participations than rounds.
+    """Refuse participations that are not a whole number from 1 to the number of rounds.
 
     Raises:
-        ConfigError: there are too few rounds.
+        ConfigError: they are another number.
     """
-    if participations > rounds:
-        raise ConfigError(
-            f"participations must be at most the number of rounds, {rounds}, got {participations}"
-        )
+    check_count("participations", participations, most=check_count("rounds", rounds))
 
 
 def check_allocated(relation: Relation) -> None:

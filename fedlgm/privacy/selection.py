@@ -42,8 +42,9 @@ def selection_event(
         10.0
     """
     check_known("law", law, Law)
+    check_positive(expected_runs=expected_runs)
     fits = expected_runs >= 1 if law == "poisson" else expected_runs > 1
-    if not (math.isfinite(expected_runs) and fits):
+    if not fits:
         least = "at least" if law == "poisson" else "above"
         raise ConfigError(
             f"expected_runs must be finite and {least} 1 for the {law} law, got {expected_runs}"

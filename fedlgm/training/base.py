@@ -76,5 +76,8 @@ class Trainer(Protocol):
 
         Updates lie on the trainer's device. A yielded tensor may be overwritten when the next
         tensor is requested.
+
+        Raises:
+            ConfigError: the trainer cannot train this model or these tasks.
         """
         ...

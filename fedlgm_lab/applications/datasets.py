@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedlgm.checks import check_count, check_known
 from fedlgm.errors import ConfigError, DataError
+from fedlgm.files import explain_failure
 
 Array = npt.NDArray[np.float64]
 
@@ -62,9 +63,8 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     try:
         features, targets = getattr(datasets, loader)(return_X_y=True, **options)
     except OSError as error:
-        raise DataError(
-            f"{name} could not be downloaded or read: {error}; diabetes needs no download"
-        ) from error
+        what, remedy = f"{name} could not be downloaded or read", "diabetes needs no download"
+        raise DataError(explain_failure(what, error, remedy)) from error
     features = np.asarray(features, dtype=np.float64)
     features = features - features.mean(axis=0)
     if np.any(features.std(axis=0) == 0):

@@ -232,6 +232,9 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
 def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
     """Private PCA over a federation of row holders, in one release; arguments as for
     `coordinate_descent`.
+
+    Raises:
+        ConfigError: the rank is larger than the number of features, or as for `coordinate_descent`.
     """
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)

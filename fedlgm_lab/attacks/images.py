@@ -75,6 +75,9 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
         first: an image of any shape.
         second: an image of the same shape.
 
+    Raises:
+        ConfigError: the images have different shapes.
+
     Example:
         >>> round(psnr(np.zeros(4), np.full(4, 0.2)), 3)
         20.0

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedlgm.errors import ConfigError
+from fedlgm.files import explain_failure
 from fedlgm_lab.attacks.frechet import frechet_distance
 
 WEIGHTS = "weights-inception-2015-12-05-6726825d.pth"
@@ -74,7 +75,7 @@ class InceptionFeatures:
             pickle.UnpicklingError,
         ) as error:
             raise ConfigError(
-                f"{path} does not hold torch-fidelity's Inception weights: {error}"
+                explain_failure(f"{path} does not hold torch-fidelity's Inception weights", error)
             ) from error
 
     @torch.no_grad()

@@ -150,13 +150,19 @@ def pooled(
         **options: options of `fedlgm_lab.attacks.membership.evaluate_scores`.
 
     Raises:
-        ConfigError: the models do not come in pairs, or there are fewer than four.
+        ConfigError: scores and membership have different shapes, the models do not come in pairs,
+            or there are fewer than four.
 
     Example:
         >>> membership = random_halves(examples=20, models=4)
         >>> pooled(1.0 * membership, membership, lambda target, shadows, inside: target).auc
         1.0
     """
+    if np.shape(scores) != np.shape(membership):
+        raise ConfigError(
+            f"pooled attacks take scores and membership [M, n] of the same models, got "
+            f"{np.shape(scores)} and {np.shape(membership)}"
+        )
     if len(membership) < 4 or len(membership) % 2 or (membership[::2] == membership[1::2]).any():
         raise ConfigError(
             f"pooled attacks take at least 4 models of `random_halves`, got {len(membership)} "

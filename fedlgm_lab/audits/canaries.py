@@ -164,7 +164,11 @@ class Canaries:
         return _Part.of(orientation, orientation * present, self._unit)
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
-        """Record the canaries' view of a noisy sum [plan.size]."""
+        """Record the canaries' view of a noisy sum [plan.size].
+
+        Raises:
+            ValueError: `insert` was not called before.
+        """
         if self._inserted is None:
             raise ValueError("observe was called without insert")
         (before, contributed, part), self._inserted = self._inserted, None

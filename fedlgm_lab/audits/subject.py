@@ -88,6 +88,9 @@ class Subject:
         method: mechanism, layers and facts.
         seed: seed of the artificial updates.
 
+    Raises:
+        ConfigError: `method` is not a `Method`, or its sampling is a random allocation.
+
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)
         >>> subject.reported_epsilon(subject.method.plan(subject.start)) <= 1.0
@@ -252,6 +255,9 @@ class Subject:
     ) -> World:
         """A population with these updates, the target's last; `base` is the same without the
         target, if known.
+
+        Raises:
+            ConfigError: the mechanism releases nothing.
         """
         plan = self.plan(transcript, updates)
         if plan.size == 0:

@@ -18,6 +18,7 @@ import torch
 from scipy import stats
 
 from fedlgm.errors import FedlgmError
+from fedlgm.files import explain_failure
 from fedlgm.noise.draws import NoiseBackend, grid_step
 from fedlgm.noise.keys import KeyRing
 from fedlgm.noise.release import Noising
@@ -173,7 +174,7 @@ def _opening(path: Path) -> dict[str, Any]:
         if len(bytes.fromhex(raw["root"])) != 32 or len(bytes.fromhex(raw["nonce"])) != 32:
             raise ValueError("root and nonce must have 32 bytes")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NotCheckable(f"{path} does not open a commitment ({error})") from None
+        raise NotCheckable(explain_failure(f"{path} does not open a commitment", error)) from None
     return raw
 
 
@@ -181,7 +182,7 @@ def _sum(path: Path, size: int, number: int) -> torch.Tensor:
     try:
         values = np.frombuffer(path.read_bytes(), "<f8").copy()
     except (OSError, ValueError) as error:
-        raise NotCheckable(f"{path} cannot be read ({error})") from None
+        raise NotCheckable(explain_failure(f"{path} cannot be read", error)) from None
     if len(values) != size or not np.isfinite(values).all():
         raise Refused(16, f"the sum of round {number} must have {size} finite numbers")
     return torch.from_numpy(values)

@@ -49,7 +49,8 @@ def certify(
 
     Raises:
         ConfigError: the recipe did not keep releases, or the key is not one.
-        RunError: the run is not finished, or has no certificate; the message gives the reason.
+        RunError: the run is not finished or has no certificate, or `out` is another file or cannot
+            be written; the message gives the reason.
         LedgerError: the ledger is damaged, or does not match the run.
     """
     folder, signer = RunFolder.open(run), load_key(Path(key))

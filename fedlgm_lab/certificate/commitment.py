@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import Notice, RunError
-from fedlgm.files import PRIVATE, create_durably, path_of, write_durably
+from fedlgm.files import PRIVATE, create_durably, explain_failure, path_of, write_durably
 from fedlgm_lab.certificate.beacon import beacon_text, commitment_of, noise_root
 from fedlgm_lab.certificate.verifier.envelope import is_signed
 from simulations.config.recipe import Recipe
@@ -93,9 +93,8 @@ class Commitment:
             raw: dict[str, Any] = json.loads(self.path.read_text(encoding="ascii"))
             bytes.fromhex(raw["root"] + raw["nonce"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{self.path} is damaged ({error}): restore it from a backup, or start a new run"
-            ) from error
+            remedy = "restore it from a backup, or start a new run"
+            raise RunError(explain_failure(f"{self.path} is damaged", error, remedy)) from error
         return raw
 
     def _wait(self, path: Path, seconds: float) -> None:
@@ -131,7 +130,8 @@ def read_beacon(path: Path, commitment: str) -> dict[str, str]:
         answer = {name: str(raw[name]) for name in ("beacon", "by", "signature")}
         sized = len(bytes.fromhex(answer["beacon"])) == 32
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"run.beacon: {path} is not an auditor's beacon ({error})") from error
+        what = f"run.beacon: {path} is not an auditor's beacon"
+        raise RunError(explain_failure(what, error)) from error
     text = beacon_text(commitment, answer["beacon"])
     if not (sized and is_signed(answer["by"], answer["signature"], text)):
         raise RunError(

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedlgm.errors import ConfigError
-from fedlgm.files import PUBLIC, create_durably
+from fedlgm.files import PUBLIC, create_durably, explain_failure
 from fedlgm.privacy.signed import anchor_text
 from fedlgm_lab.certificate.beacon import beacon_text
 
@@ -57,9 +57,8 @@ def load_key(path: Path) -> Ed25519PrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"--key: {path} is not a private key in PEM ({error}); --new-key makes one"
-        ) from error
+        what = f"--key: {path} is not a private key in PEM"
+        raise ConfigError(explain_failure(what, error, "--new-key makes one")) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"--key: {path} is not an Ed25519 key; --new-key makes one")
     return key
@@ -111,5 +110,7 @@ def read_anchors(path: Path) -> list[dict[str, Any]]:
             raw = json.loads(line)
             anchors.append({name: raw[name] for name in ("round", "head", "by", "signature")})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--anchor: {path} does not hold anchors ({error})") from error
+        raise ConfigError(
+            explain_failure(f"--anchor: {path} does not hold anchors", error)
+        ) from error
     return anchors

@@ -94,6 +94,9 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     Args:
         given: data as for `simulate`; None for a recipe's own.
 
+    Raises:
+        DataError: `given` is neither a data set nor a mapping with 'test'.
+
     Example:
         >>> private = object()  # never looked at
         >>> found, clients = outline_of({"train": private, "test": (np.zeros((4, 2)), np.arange(4)), "clients": [[0]]})

@@ -49,7 +49,11 @@ def setting_of(
     overrides: Overrides,
     examples: int | None,
 ) -> tuple[Setting, str]:
-    """The recipe's objects over public examples only."""
+    """The recipe's objects over public examples only.
+
+    Raises:
+        ConfigError: the recipe's mechanism adds no noise.
+    """
     outline, clients = outline_of(data)
     given = {"task": task, "model": model, "data": data if outline is None else outline}
     counted = {} if clients is None else {"federation.clients": clients}

@@ -80,7 +80,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         overrides: changes as "section.key=value".
 
     Raises:
-        ConfigError: the recipe is unknown or protects examples, an override sets a key that the
+        ConfigError: the recipe is unknown or protects no clients, an override sets a key that the
             sweep varies, or no setting has a plan.
 
     Example:

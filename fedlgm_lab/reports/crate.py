@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from fedlgm import __version__
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
-from fedlgm.files import path_of, write_whole
+from fedlgm.files import explain_failure, path_of, write_whole
 from fedlgm_lab.reports.report import write_report
 from fedlgm_lab.statement.statement_command import write
 from simulations.exports.export import export
@@ -101,7 +101,8 @@ def _copy_model(file: Path, copy: Path, sha256: str) -> None:
             told = stored.metadata() or {}
         shutil.copyfile(file, copy)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{file} is not an exported model (.safetensors): {error}") from error
+        what = f"{file} is not an exported model (.safetensors)"
+        raise ConfigError(explain_failure(what, error)) from error
     if told.get("model_sha256") != sha256:
         raise ConfigError(f"{file} is not the model of this run, {sha256}: export it again")
 

@@ -4,6 +4,7 @@ data.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,9 @@ def over_rounds(
         series: values [n] by name.
         dark: see `to_svg`.
         percent: whether values are shares, to be shown in per cent.
+
+    Raises:
+        ValueError: values are not as many as the rounds.
     """
     finite = {name: [(r, v) for r, v in zip(rounds, values, strict=True) if math.isfinite(v)]
               for name, values in series.items()}  # fmt: skip
@@ -69,7 +73,9 @@ def over_rounds(
         return Picture(title, f"{title}: {told}.", _single(shown, dark, percent))
     with drawing() as figure:
         axes = _axes(figure, "round")
-        for (name, points), style in zip(finite.items(), ("-", "--", ":", "-."), strict=False):
+        for (name, points), style in zip(
+            finite.items(), itertools.cycle(("-", "--", ":", "-.")), strict=False
+        ):
             axes.plot(
                 *zip(*points, strict=True),
                 style,

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedlgm import data as data_sets
 from fedlgm.errors import FedlgmError, RunError
-from fedlgm.files import PRIVATE, PUBLIC, write_durably
+from fedlgm.files import PRIVATE, PUBLIC, explain_failure, write_durably
 from fedlgm.privacy.guarantee import Trust
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.reports import page
@@ -326,4 +326,4 @@ def _write(target: Path, text: str, private: bool) -> None:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)
     except OSError as error:
-        raise RunError(f"cannot write {target}: {error}") from error
+        raise RunError(explain_failure(f"cannot write {target}", error)) from error

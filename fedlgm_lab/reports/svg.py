@@ -18,6 +18,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 
 from fedlgm.errors import RunError
+from fedlgm.files import explain_failure
 
 # Tableau's colour-blind-safe ten begin like this; the dark values are the same hues, lighter.
 LIGHT = {
@@ -92,7 +93,7 @@ def save(figure: Figure, path: Path) -> Path:
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot write the picture {path}: {error}") from error
+        raise RunError(explain_failure(f"cannot write the picture {path}", error)) from error
     return path
 
 

@@ -86,7 +86,9 @@ class Claim(BaseModel):
         return [self.a, *(self.then or []), *([] if self.b is None else [self.b])]
 
     def level_margin(self, metric: str) -> float:
-        """See `margin`; 0 if no difference counts as level."""
+        """Largest difference that counts as level, in the unit of a metric; 0 if none does. See
+        `margin`.
+        """
         if not self.directed or self.then is not None:
             return 0.0
         default = LEVEL_MARGIN if is_share(metric) else 0.0

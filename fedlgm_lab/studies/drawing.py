@@ -49,7 +49,11 @@ def draw(
     spread: str,
     labels: Mapping[str, str],
 ) -> Figure:
-    """See `Study.plot`."""
+    """See `Study.plot`.
+
+    Raises:
+        ConfigError: a key, metric, spread or kind of file is unknown.
+    """
     if spread not in ("interval", "std"):
         raise ConfigError(f"spread must be 'interval' or 'std', got {spread!r}")
     file = None if path is None else path_of("path", path)

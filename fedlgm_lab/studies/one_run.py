@@ -31,7 +31,11 @@ class Ended:
 
 
 def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
-    """Complete one run; arguments and errors as in `run`."""
+    """Complete one run; arguments and errors as in `run`.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings or objects.
+    """
     if job.refused:
         return Ended(job.refused, ConfigError(job.refused))
     path = out / job.folder

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import explain_failure
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.joint import together
@@ -123,8 +124,8 @@ class Records:
         try:
             content = strict_json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise ConfigError(f"{path} is not a study.json of fedlgm: {why}") from error
+            what = f"{path} is not a study.json of fedlgm"
+            raise ConfigError(explain_failure(what, error)) from error
         lost = {"keys", "headline", "runs"} - (
             content.keys() if isinstance(content, dict) else set()
         )
@@ -203,10 +204,12 @@ def writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(
-            f"cannot write the study's tables to {folder}: {error.strerror}; its finished runs are "
-            "kept, and the same call writes the tables once the folder can be written"
-        ) from error
+        remedy = (
+            "its finished runs are kept, and the same call writes the tables once the folder can "
+            "be written"
+        )
+        what = f"cannot write the study's tables to {folder}"
+        raise RunError(explain_failure(what, error, remedy)) from error
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedlgm.errors import ConfigError, RunError
+from fedlgm.files import explain_failure
 from fedlgm_lab.studies import run_processes as processes
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.one_run import Ended, OnRow, bring
@@ -61,7 +62,7 @@ def run(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make the folder {out}: {error.strerror}") from error
+        raise RunError(explain_failure(f"cannot make the folder {out}", error)) from error
     ended = {}
     for job, how in _outcomes(todo, out, engine, on_row, workers):
         ended[job.folder] = how

@@ -158,6 +158,9 @@ def base_of(
         grid: see `study`.
         given: model, data and task as names or objects, and metrics and evaluate as functions.
         overrides: see `study`.
+
+    Raises:
+        ConfigError: overrides set [model] although the grid holds models.
     """
     changes = dict(settings(overrides))
     shared = "mechanism" in grid

@@ -33,9 +33,9 @@ from fedlgm.files import (
     PUBLIC,
     disk_errors,
     draft_folder,
+    explain_failure,
     is_used,
     path_of,
-    why,
     write_durably,
     write_whole,
 )
@@ -199,7 +199,7 @@ def _create(path: Path, planned: Search) -> None:
                 ledger.charge(planned.event, round=1, key=key, protects=planned.terms["protects"])
     except OSError as error:
         raise DiskError(
-            f"cannot create the folder {path}: {why(error)}; choose another folder"
+            explain_failure(f"cannot create the folder {path}", error, "choose another folder")
         ) from error
 
 
@@ -275,7 +275,7 @@ class _Searching:
                 try:
                     write_durably(report, "".join(traceback.format_exception(error)).encode())
                 except OSError as refused:
-                    said = f"its report cannot be written ({why(refused)})"
+                    said = explain_failure("its report cannot be written", refused)
                 raise RunError(f"a run of the search failed ({said}): {_CHARGED}") from None
             return result, score if math.isfinite(score) else -math.inf
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedlgm.errors import RunError
-from fedlgm.files import create_durably, write_durably
+from fedlgm.files import create_durably, explain_failure, write_durably
 
 _DAYS = 825
 _AUTHORITY_DAYS = 2 * _DAYS
@@ -63,7 +63,9 @@ def authorities(folder: Path) -> list[Authority]:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
             issuers.append((certificate, cast(ec.EllipticCurvePrivateKey, key)))
     except (OSError, ValueError) as error:
-        raise RunError(f"the authority in {folder} cannot be read: {error}") from error
+        raise RunError(
+            explain_failure(f"the authority in {folder} cannot be read", error)
+        ) from error
     if not issuers:
         raise RunError(f"there is no authority in {folder}: put ca.crt and ca.key there")
     return sorted(issuers, key=lambda authority: authority[0].not_valid_before_utc)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import create_durably, draft_folder, is_used, write_durably
+from fedlgm.files import create_durably, draft_folder, explain_failure, is_used, write_durably
 from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm.planning.trust import hides_answers
 from fedlgm.wording import describe_problem
@@ -111,8 +111,8 @@ def create(
             shares = own or _shares(example, nodes)
             _fill(*folders, nodes, shares, hosts, port, policy or {}, test_seed)
     except OSError as error:
-        said = str(error).replace(str(draft), str(path))
-        raise RunError(f"cannot make the deployment {path}: {said}") from error
+        said = explain_failure(f"cannot make the deployment {path}", error)
+        raise RunError(said.replace(str(draft), str(path))) from error
     except ConfigError as error:
         said = re.sub(
             r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error)
@@ -285,11 +285,14 @@ def enrol(
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{public} is not the public.toml of a node: {error}") from error
+        raise ConfigError(
+            explain_failure(f"{public} is not the public.toml of a node", error)
+        ) from error
     try:
         flower_key = key_digest(certificates.public_pem(key.read_bytes()))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key} is not the public key (.pub) of a SuperNode: {error}") from error
+        what = f"{key} is not the public key (.pub) of a SuperNode"
+        raise ConfigError(explain_failure(what, error)) from error
     written = {name: given[name] for name in ("client", "name", "service_key") if name in given}
     try:
         entry = EnrolledNode(flower_key=flower_key, **written)

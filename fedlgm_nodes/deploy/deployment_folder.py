@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import Under, read_toml
+from fedlgm.files import Under, explain_failure, read_toml
 from fedlgm_nodes.service.folder import NodeFolder
 
 
@@ -116,7 +116,9 @@ class SignerFolder:
         try:
             return Ed25519PrivateKey.from_private_bytes(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise RunError(f"the key of questions {file} cannot be used: {error}") from error
+            raise RunError(
+                explain_failure(f"the key of questions {file} cannot be used", error)
+            ) from error
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import ConfigError, FedlgmError, RunError
+from fedlgm.files import explain_failure
 from fedlgm_nodes.deploy.certificates import ending
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import listener_fault
@@ -131,8 +132,10 @@ class NodeLook:
         self._add_service(health)
         try:
             self._add_record(health)
-        except (FedlgmError, OSError) as error:
+        except FedlgmError as error:
             health.faults["record"] = str(error)
+        except OSError as error:
+            health.faults["record"] = explain_failure("the record cannot be read", error)
         health.add_disk(folder.path)
         health.add_certificate(folder.path.resolve().parent / "ca.crt")
         jump = time.time() - time.monotonic() - self._clock
@@ -157,7 +160,7 @@ class NodeLook:
                 elif answer.get("code") not in protocol.TRANSIENT:
                     why = f"the service refuses ({answer.get('code')}): {answer.get('why')}"
         except frames.NoService as error:
-            why = f"{error}; start it: fedlgm node serve {self._folder.path}"
+            why = f"{error}, or start it: fedlgm node serve {self._folder.path}"
         except RunError:  # it trains: a greeting waits for its turn
             pass
         health.ready = not why
@@ -229,6 +232,9 @@ class Alerts:
     Args:
         say: called with each line.
         command: command that receives each line on its standard input; empty for none.
+
+    Raises:
+        ConfigError: there is no such command.
     """
 
     def __init__(self, say: Callable[[str], None], command: str = "") -> None:
@@ -256,7 +262,7 @@ class Alerts:
             )
             failed = f"exit status {done.returncode}" if done.returncode else ""
         except (OSError, subprocess.TimeoutExpired) as error:
-            failed = str(error)
+            failed = explain_failure("the command failed", error, "check --alert-command")
         if failed:
             self._say(json.dumps(alert | {"alert": "alert-command", "why": failed}))
 
@@ -284,8 +290,11 @@ def watch(look: Callable[[], Health], *, every: float, address: str, command: st
         while True:
             try:
                 health = look()
-            except (FedlgmError, OSError) as error:
+            except FedlgmError as error:
                 health = Health(faults={"look": str(error)}, line=str(error))
+            except OSError as error:
+                line = explain_failure("a file of the node cannot be read", error)
+                health = Health(faults={"look": line}, line=line)
             page[0] = health
             if health.line != last:
                 last = health.line
@@ -335,7 +344,8 @@ def _serving(address: str, page: list[Health]) -> Iterator[None]:
     try:
         server = kind(place, Handler)
     except OSError as error:
-        raise ConfigError(f"--metrics: cannot listen on {address}: {error.strerror}") from error
+        what = f"--metrics: cannot listen on {address}"
+        raise ConfigError(explain_failure(what, error, "choose another address")) from error
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -202,7 +202,7 @@ def status(
             raise RunError(why)
         answer, _ = frames.exchange(str(node.socket), protocol.HELLO, b"", timeout=60)
     except frames.NoService as error:
-        answer = {"ok": False, "why": f"{error}; start it: fedlgm node serve {folder}"}
+        answer = {"ok": False, "why": f"{error}, or start it: fedlgm node serve {folder}"}
     except RunError as error:
         answer = {"ok": False, "why": str(error)}
     if as_json:

@@ -18,7 +18,7 @@ import psutil
 from pydantic import Field
 
 from fedlgm.errors import RunError
-from fedlgm.files import write_durably
+from fedlgm.files import explain_failure, write_durably
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder, Settings
 from fedlgm_nodes.deploy.flower_cli import Flower, is_online
 from fedlgm_nodes.deploy.listening import stopped_fault
@@ -408,9 +408,8 @@ def _record(folder: DeploymentFolder, processes: dict[str, _Known]) -> None:
     try:
         write_durably(folder.processes_file, json.dumps(processes).encode())
     except OSError as error:
-        raise RunError(
-            f"the record of processes {folder.processes_file} cannot be written: {error.strerror}"
-        ) from error
+        what = f"the record of processes {folder.processes_file} cannot be written"
+        raise RunError(explain_failure(what, error)) from error
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fedlgm.errors import FedlgmError
+from fedlgm.files import explain_failure
 from fedlgm_nodes.deploy.certificates import ending
 from fedlgm_nodes.deploy.health import Health
 from fedlgm_nodes.service.folder import NodeFolder
@@ -30,8 +31,10 @@ def checks(folder: Path) -> Iterator[tuple[str, bool, str]]:
     for name, part in parts.items():
         try:
             yield name, True, part(node)
-        except (FedlgmError, OSError, ValueError) as error:
+        except (FedlgmError, ValueError) as error:
             yield name, False, str(error)
+        except OSError as error:
+            yield name, False, explain_failure("a file cannot be read", error)
 
 
 def _policy(node: NodeFolder) -> str:

@@ -104,7 +104,7 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
         f"{cost:.4g} at delta {budget.delta:g} for {protects}: {cost / budget.epsilon:.1%} of the "
         f"budget of {budget.epsilon:g}, of which {spent:.4g} is spent."
     )
-    told = privacy.attack_rates(event, steps=rounds).sentence(f"{budget.unit}s")
+    told = privacy.attack_rates(event, steps=rounds).sentence(budget.units)
     yield f"{told[0].upper()}{told[1:]}."
 
 

@@ -70,7 +70,7 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
         "delta": budget.delta,
         "epsilon_spent": spent,
         "epsilon_left": max(0.0, budget.epsilon - spent),
-        "attack": _attack(ledger, budget.unit),
+        "attack": _attack(ledger, budget.units),
         "paused": record.paused is not None,
         "released": releases,
         "decisions": list(_decisions(record)),
@@ -95,7 +95,7 @@ def _decisions(record: Record) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def _attack(ledger: NodeLedger, unit: str) -> str:
+def _attack(ledger: NodeLedger, units: str) -> str:
     """What all releases together allow an attacker, in words."""
     from dp_accounting import dp_event
 
@@ -106,7 +106,7 @@ def _attack(ledger: NodeLedger, unit: str) -> str:
         dp_event.SelfComposedDpEvent(decode(json.loads(text)), count)
         for text, count in counts.items()
     ]
-    return attack_rates(dp_event.ComposedDpEvent(events)).sentence(f"{unit}s")
+    return attack_rates(dp_event.ComposedDpEvent(events)).sentence(units)
 
 
 def page(facts: dict[str, Any]) -> bytes:

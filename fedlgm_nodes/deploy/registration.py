@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm.errors import FedlgmError, RunError
-from fedlgm.files import write_durably
+from fedlgm.files import explain_failure, write_durably
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm_nodes.protocol.messages import Question, canonical
@@ -56,7 +56,9 @@ class Registration(BaseModel):
         try:
             return cls.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise RunError(f"the registration {file} cannot be used: {error}") from error
+            raise RunError(
+                explain_failure(f"the registration {file} cannot be used", error)
+            ) from error
 
     def problem(self, question: Question) -> str:
         """The reason why a question does not belong to this run; empty if it does."""

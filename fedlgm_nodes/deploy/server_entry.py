@@ -21,6 +21,7 @@ from fedlgm import data
 from fedlgm.data import DataSet
 from fedlgm.data.named_tables import NAME as TABLE
 from fedlgm.errors import ConfigError, DivergedError
+from fedlgm.files import explain_failure
 from fedlgm.privacy.ledger import Ledger
 from fedlgm.training.models import digest_of_file
 from fedlgm_nodes.deploy import federation_page
@@ -509,10 +510,12 @@ def _work_in(directory: str) -> None:
     try:
         os.chdir(directory)
     except OSError as error:
-        raise ConfigError(
+        what = (
             f"{directory}, where `fedlgm deploy run` was called, is closed to the user that runs "
-            f"ServerApps: call it in a folder that this user can enter ({error.strerror})"
-        ) from error
+            "ServerApps"
+        )
+        remedy = "call it in a folder that this user can enter"
+        raise ConfigError(explain_failure(what, error, remedy)) from error
 
 
 def _patience(recipe: Recipe) -> Patience:

@@ -26,6 +26,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedlgm.errors import FedlgmError, RunError
+from fedlgm.files import explain_failure
 from fedlgm.wire import printable
 from fedlgm.wording import first_problem
 from fedlgm_nodes.deploy.deployment_folder import SignerFolder
@@ -205,7 +206,7 @@ def run(folder: SignerFolder) -> None:
     try:
         server = _Server(folder.socket, signer)
     except OSError as error:
-        raise RunError(f"cannot listen on {folder.socket}: {error}") from error
+        raise RunError(explain_failure(f"cannot listen on {folder.socket}", error)) from error
     on_order_to_stop(server.shutdown)
     _log.info("signing the questions of the runs registered in %s", folder.runs)
     with server:

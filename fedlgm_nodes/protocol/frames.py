@@ -19,6 +19,7 @@ import numpy as np
 
 from fedlgm import wire
 from fedlgm.errors import RunError
+from fedlgm.files import explain_failure
 from fedlgm.wire import npy as npy  # bodies of messages are written by it
 from fedlgm.wire import view
 
@@ -147,9 +148,8 @@ def exchange(
     except OSError as error:
         ended = FileNotFoundError | ConnectionRefusedError | ConnectionResetError
         kind = NoService if isinstance(error, ended) else RunError
-        raise kind(
-            f"the release service at {path} cannot be reached: {error.strerror or error}"
-        ) from error
+        what = f"the release service at {path} cannot be reached"
+        raise kind(explain_failure(what, error, "see its log")) from error
 
 
 def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:

@@ -35,8 +35,8 @@ def read(section: Data, folder: Path) -> ClientData:
 
 
 def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted | None]:
-    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them (see `check` for
-    the targets).
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them: int64 if all
+    are whole numbers, else float32. `targets` gives them the form that a task takes.
 
     Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
     are unchanged. The rows of people who count at other nodes are left out; the second value says

@@ -23,7 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clients.flower_private import RuntimeConnection, failed_reply, version_problem
-from fedlgm.errors import FedlgmError
+from fedlgm.errors import FedlgmError, RunError
+from fedlgm.files import explain_failure
 from fedlgm_nodes.protocol.messages import pause_after
 from fedlgm_nodes.service.ending import on_order_to_stop
 
@@ -54,7 +55,7 @@ class Executor:
         """Work until `stop` is set.
 
         Raises:
-            PermissionError: the SuperNode rejects the secret.
+            RunError: the SuperNode rejects the secret.
         """
         last = time.monotonic()
         while not stop.is_set():
@@ -83,7 +84,7 @@ class Executor:
             answer = self._client.claim()
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403):
-                raise PermissionError(
+                raise RunError(
                     f"the SuperNode at {self._supernode} does not accept the secret: both must "
                     "read the same bytes, including a newline at the end"
                 ) from error
@@ -192,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         secret = options.secret_file.read_bytes()
     except OSError as error:
-        return _refuse(f"the secret cannot be read: {error}")
+        return _refuse(explain_failure("the secret cannot be read", error))
     if not secret:
         return _refuse(f"the secret {options.secret_file} is empty")
     stop = threading.Event()
@@ -200,7 +201,7 @@ def main(arguments: list[str] | None = None) -> int:
     executor = Executor(options.supernode, secret, options.socket, options.poll)
     try:
         executor.run(stop)
-    except PermissionError as error:
+    except RunError as error:
         return _refuse(str(error))
     finally:
         executor.close()

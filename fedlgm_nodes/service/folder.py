@@ -25,7 +25,7 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import Under, draft_folder, write_durably
+from fedlgm.files import Under, draft_folder, explain_failure, write_durably
 from fedlgm_nodes.protocol.messages import digest, public_text, sha256
 from fedlgm_nodes.service.record import Record
 
@@ -157,8 +157,8 @@ class NodeFolder:
                 }
                 write_durably(folder.public_file, tomli_w.dumps(public).encode(), 0o644)
         except OSError as error:
-            said = str(error).replace(str(draft), str(path))
-            raise RunError(f"cannot make the node's folder {path}: {said}") from error
+            said = explain_failure(f"cannot make the node's folder {path}", error)
+            raise RunError(said.replace(str(draft), str(path))) from error
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(path))) from error
         return cls(path)
@@ -272,7 +272,7 @@ class NodeFolder:
         try:
             key = file.read_bytes()
         except OSError as error:
-            raise RunError(f"the key {file} cannot be read: {error}") from error
+            raise RunError(explain_failure(f"the key {file} cannot be read", error)) from error
         if len(key) != 32:
             raise RunError(
                 f"the key {file} is damaged: it has {len(key)} bytes, not 32; restore it from a "

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from fedlgm.errors import RunError
+from fedlgm.files import explain_failure
 from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import MIB, Policy, Refusal
 from fedlgm_nodes.protocol import frames
@@ -264,7 +265,7 @@ def _listen(path: Path, group: str) -> socket.socket:
         draft.replace(path)  # of a service that has ended
     except (OSError, KeyError) as error:
         listener.close()
-        raise RunError(f"cannot listen on {path}: {error}") from error
+        raise RunError(explain_failure(f"cannot listen on {path}", error)) from error
     finally:
         os.umask(before)
     return listener

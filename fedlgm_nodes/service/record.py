@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import LedgerError
+from fedlgm.files import explain_failure
 from fedlgm_nodes.protocol.messages import canonical
 from fedlgm_nodes.service.witness import Seen
 from fedlgm_nodes.service.witness import read as read_witness
@@ -85,7 +86,9 @@ class Record:
                 file.seek(self._read)
                 lines = file.read()
         except OSError as error:
-            raise LedgerError(f"the record {self.path} cannot be read: {error}") from error
+            raise LedgerError(
+                explain_failure(f"the record {self.path} cannot be read", error)
+            ) from error
         # What follows the last end of a line is a row whose writer was killed: it had no effect.
         for line in lines[: lines.rfind(b"\n") + 1].splitlines(keepends=True):
             self._take(line)
@@ -161,7 +164,8 @@ class Record:
             finally:
                 os.close(file)
         except OSError as error:
-            raise LedgerError(f"the record {self.path} cannot be written: {error}") from error
+            what = f"the record {self.path} cannot be written"
+            raise LedgerError(explain_failure(what, error)) from error
 
     def refuse(self, code: str, why: str, asked_by: str, run: str) -> None:
         """Record a refusal, once a day for each reason and at most 100 times a day."""
@@ -183,6 +187,9 @@ class Record:
         Args:
             policy: digest of the policy's file.
             values: the policy, as JSON.
+
+        Raises:
+            LedgerError: see `append`.
         """
         if (policy, values) != (self.policy.get("policy"), self.policy.get("values")):
             self.append("policy", policy=policy, values=values)

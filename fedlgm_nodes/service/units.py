@@ -112,7 +112,12 @@ class SingleExamples(SingleExamplesCost):
     """One example. This node bounds the gradients of every step and adds noise to them."""
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
-        """See `WholeData.check`."""
+        """See `WholeData.check`.
+
+        Raises:
+            Refusal: the mechanism bounds whole clients, fails, or applies larger bounds than the
+                plan states.
+        """
         if not isinstance(job.mechanism, BoundsExamples):
             raise Refusal(
                 "work", f"{job.mechanism.name} bounds whole clients, and the plan bounds examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedlgm.errors import LedgerError
-from fedlgm.files import write_durably
+from fedlgm.files import explain_failure, write_durably
 from fedlgm_nodes.protocol.messages import record_of
 
 
@@ -42,7 +42,7 @@ def read(path: Path) -> Seen:
             f"the witness {path} is gone: the ledger's last position is unknown"
         ) from None
     except (OSError, ValueError) as error:
-        raise LedgerError(f"the witness {path} cannot be read: {error}") from error
+        raise LedgerError(explain_failure(f"the witness {path} cannot be read", error)) from error
     if seen is None:
         raise LedgerError(f"the witness {path} cannot be read: not a witness")
     return seen
@@ -57,4 +57,6 @@ def write(path: Path, seen: Seen) -> None:
     try:
         write_durably(path, json.dumps(seen._asdict()).encode())
     except OSError as error:
-        raise LedgerError(f"the witness {path} cannot be written: {error}") from error
+        raise LedgerError(
+            explain_failure(f"the witness {path} cannot be written", error)
+        ) from error

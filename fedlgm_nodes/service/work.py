@@ -181,6 +181,9 @@ class Work(BaseModel):
 def refuse_errors(what: str) -> Iterator[None]:
     """Refuse the question for any error: names and options are the server's, or the model is the
     operator's own.
+
+    Raises:
+        Refusal: the block raises any error.
     """
     try:
         yield

@@ -145,6 +145,9 @@ class ExampleLevel(UnitKind):
     ) -> tuple[Sampling, LocalSteps | None]:
         """See `UnitKind.sampling_and_steps`; the unit is an example, by the server's count of
         examples or within each client.
+
+        Raises:
+            ConfigError: a batch is larger than the training set.
         """
         training = recipe.training
         if not self.counts_examples(recipe):
@@ -176,6 +179,9 @@ class ExampleLevel(UnitKind):
     def calibrate(self, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
         """See `Method.calibrate`; if nothing meets the budget, the message gives a possible number
         of steps.
+
+        Raises:
+            PrivacyError: no noise meets the budget in so many steps.
         """
         try:
             return super().calibrate(mechanism, layers, facts)
@@ -189,6 +195,9 @@ class ExampleLevel(UnitKind):
     def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
         """A step on the noisy mean gradient with the settings of [training], if a round is a
         step.
+
+        Raises:
+            ConfigError: weight decay is set for a server step of the user's own.
         """
         training, named = recipe.training, own
         if not self.counts_examples(recipe):
@@ -212,6 +221,10 @@ class ExampleLevel(UnitKind):
     def check_data(self, model: ModelParts, module: nn.Module) -> None:
         """Refuse a model without gradients per example, and batches larger than any client's
         data.
+
+        Raises:
+            ConfigError: the model has no gradients per example, or a batch is larger than every
+                client's data.
         """
         with prefix_key("model"):
             self._trainer(model, module)

@@ -218,7 +218,11 @@ def _mechanism_section(mechanism: Mechanism) -> dict[str, Any]:
 
 
 def own_of(values: Mapping[str, Any]) -> Own:
-    """The objects among the keyword arguments of `simulate`."""
+    """The objects among the keyword arguments of `simulate`.
+
+    Raises:
+        ConfigError: an argument cannot be used as its kind of object.
+    """
     if isinstance(values.get("model"), list | tuple):
         raise ConfigError(
             f"model {type(values['model']).__name__!r} is neither an nn.Module nor a class or "

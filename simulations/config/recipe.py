@@ -131,7 +131,11 @@ class Recipe(Section):
 
     @classmethod
     def model_validate(cls, obj: Any, **_: Any) -> Self:
-        """A recipe from plain values; the errors are those of `load`."""
+        """A recipe from plain values; the errors are those of `load`.
+
+        Raises:
+            ConfigError: the values are not a mapping, or one is refused.
+        """
         if isinstance(obj, cls):
             return obj
         if not isinstance(obj, Mapping) or not all(isinstance(key, str) for key in obj):
@@ -208,7 +212,11 @@ class Recipe(Section):
 
     @property
     def noise(self) -> noises.correlation.Correlation | None:
-        """Correlation of the noise over the rounds; None for independent noise."""
+        """Correlation of the noise over the rounds; None for independent noise.
+
+        Raises:
+            ConfigError: a correlation of the user's own is for another number of rounds.
+        """
         privacy, rounds = self.privacy, self.federation.rounds
         if privacy.noise == "independent":
             return None
@@ -334,6 +342,9 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
 def read(recipe: str | Path | None = None) -> dict[str, Any]:
     """Plain values of a recipe, including values of the recipe that it extends; arguments and
     errors as in `load`.
+
+    Raises:
+        ConfigError: `recipe` is neither a name nor a file, or as for `load`.
 
     Example:
         >>> read("digits")["data"]["name"]

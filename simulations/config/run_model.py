@@ -56,6 +56,9 @@ class RunModel:
     def module(self) -> nn.Module:
         """A fresh initial model, which is public. Its seed is model.seed, otherwise the run's seed,
         otherwise 0.
+
+        Raises:
+            ConfigError: the file of pretrained weights is missing, or the model cannot be built.
         """
         section = self.recipe.model
         with in_section("model", section.name):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flwr.serverapp import Grid
 from typing_extensions import override
 
+from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError
 
 if TYPE_CHECKING:  # what starts a deployment's processes is in this package, and needs no torch
@@ -43,8 +44,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, number in (("workers", self.workers), ("supernodes", self.supernodes)):
-            if number is not None and number < 1:
-                raise ConfigError(f"{name} must be at least 1, got {number}")
+            if number is not None:
+                check_count(name, number)
 
 
 _OWNED = {
@@ -94,6 +95,9 @@ class Engine(ABC):
         Args:
             assembly: the run's objects. Those that are served later may differ in the clients'
                 training, but not in data or model.
+
+        Raises:
+            ConfigError: the engine cannot serve this run.
         """
         yield
 

@@ -17,6 +17,7 @@ import psutil
 import ray
 
 from fedlgm.errors import RunError
+from fedlgm.files import explain_failure
 from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
@@ -29,6 +30,7 @@ _PATIENCE_S, _GONE_S = (
     15.0,
     3.0,
 )  # with Ray's start and end; with a start whose control store is gone
+_START = "start it with `ray start --head`, or check the address"
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",
@@ -173,7 +175,9 @@ def connect(address: str | None, workers: int) -> None:
             try:
                 ray.init(address=address, **_QUIET)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise RunError(f"no Ray cluster at {address!r}: {error}") from error
+                raise RunError(
+                    explain_failure(f"no Ray cluster at {address!r}", error, _START)
+                ) from error
     resources = ray.cluster_resources()
     cpus, memory = int(resources.get("CPU", 0)), resources.get("memory", math.inf) / 2**30
     fitting = max(1, int(min(cpus, memory / _WORKER_GIB)))
@@ -193,4 +197,4 @@ def _reach(address: str) -> None:
         with socket.create_connection((host, int(port)), timeout=10):
             return
     except OSError as error:
-        raise RunError(f"no Ray cluster at {address!r}: {error}") from error
+        raise RunError(explain_failure(f"no Ray cluster at {address!r}", error, _START)) from error

@@ -104,7 +104,12 @@ class PoolGrid(WorkerGrid):
         self._idle: list[Any] = []
 
     def deliver(self, messages: list[Message]) -> Iterator[Message]:
-        """See `WorkerGrid.deliver`. Replies wait for their turn."""
+        """See `WorkerGrid.deliver`. Replies wait for their turn.
+
+        Raises:
+            RunError: a block was lost too often with its worker.
+            Exception: a client's error, unchanged.
+        """
         waiting = list(range(len(messages)))[::-1]
         losses = dict.fromkeys(waiting, 0)
         asked: dict[Any, int] = {}  # what `_ask` returned -> block
@@ -160,6 +165,9 @@ def require_memory(workers: int, each: float) -> None:
     Args:
         workers: number of worker processes.
         each: GiB that a worker needs at least.
+
+    Raises:
+        RunError: the workers need more memory than the machine has.
     """
     cores, memory = os.cpu_count() or 1, psutil.virtual_memory().total / 2**30
     if workers * each > memory:

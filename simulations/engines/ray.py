@@ -134,6 +134,9 @@ class RayGrid(PoolGrid):
         Args:
             assembly: the run's objects.
             keys: key ring of the clients.
+
+        Raises:
+            ConfigError: the training set is a `LazyArray`.
         """
         dataset, partition = assembly.data.division
         if isinstance(dataset.held("train_x"), LazyArray):

@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm.files import PUBLIC, path_of, write_durably
+from fedlgm.files import PUBLIC, explain_failure, path_of, write_durably
 from fedlgm.planning.layers import adapted_layer, factor_of
 from fedlgm.training import models
 from fedlgm.training.models.adapters import LowRank
@@ -68,9 +68,8 @@ def export_adapter(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(
-            f"cannot write the adapter into {folder}: {error.strerror}; choose another folder"
-        ) from error
+        what = f"cannot write the adapter into {folder}"
+        raise RunError(explain_failure(what, error, "choose another folder")) from error
     state = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     write_durably(folder / WEIGHTS, save(state, texts_of), PUBLIC, shared=True)
     strict_json.write(folder / CONFIG, config)

@@ -234,7 +234,12 @@ def export_summary(file: Path, format: str, told: Metadata, beside: Path | None 
 def load_verified(
     folder: RunFolder, result: RunSummary, module: nn.Module | None = None
 ) -> nn.Module:
-    """See `load_model`; of a run that was checked."""
+    """See `load_model`; of a run that was checked.
+
+    Raises:
+        RunError: the last checkpoint is not the result's model.
+        ConfigError: the run's objects are missing, or `module` has other frozen values.
+    """
     run, recipe = folder.path, folder.recipe()
     if module is None:
         for key, name in (("model", recipe.model.name), ("data", recipe.data.name)):

@@ -15,6 +15,7 @@ import pandas
 from fedlgm.data import encoding, tables
 from fedlgm.data.named_tables import read_csv
 from fedlgm.errors import ConfigError, DataError, RunError
+from fedlgm.files import explain_failure
 from simulations.exports.export import format_of
 
 _PROBABILITIES = ("binary", "ranked", "multi-label")
@@ -174,7 +175,7 @@ def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, lis
     try:
         table = read_csv(path, [column["of"] for column in columns if "of" in column])
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise DataError(explain_failure(f"{path} cannot be read", error)) from error
     if not len(table):
         raise DataError(f"{path} has no rows below its header: give a file with rows to predict")
     header = [str(name) for name in table.columns]

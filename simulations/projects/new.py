@@ -11,7 +11,7 @@ from typing import Any
 
 from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError, DiskError
-from fedlgm.files import draft_folder, is_used, path_of, read_toml, why
+from fedlgm.files import draft_folder, explain_failure, is_used, path_of, read_toml
 from fedlgm.wording import alternatives
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -169,6 +169,6 @@ def write(kind: str, folder: Path | str, protection: Protection, epsilon: float)
                 (draft / template.name.removesuffix(_SUFFIX)).write_text(text, encoding="utf-8")
     except OSError as error:
         raise DiskError(
-            f"cannot write the project {path}: {why(error)}; choose another folder"
+            explain_failure(f"cannot write the project {path}", error, "choose another folder")
         ) from error
     return sorted(path.iterdir())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError, DiskError, PrivacyError, RunError
-from fedlgm.files import replacing
+from fedlgm.files import explain_failure, replacing
 from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
@@ -106,7 +106,8 @@ class Checkpoints:
                     metadata=meta,
                 )
         except (SafetensorError, OSError) as error:
-            raise DiskError(f"cannot write the checkpoint {target}: {error}") from error
+            what = f"cannot write the checkpoint {target}"
+            raise DiskError(explain_failure(what, error)) from error
         for old in self.files()[:-_KEPT]:
             old.unlink()
 

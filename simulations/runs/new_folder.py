@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from fedlgm.errors import DiskError, RunError
-from fedlgm.files import PUBLIC, draft_folder, is_used, why, write_durably
+from fedlgm.files import PUBLIC, draft_folder, explain_failure, is_used, write_durably
 from simulations.config.recipe import Recipe
 from simulations.runs.folder import RunFolder
 
@@ -44,7 +44,7 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
             write_durably(RunFolder(draft).recipe_file, recipe.to_toml().encode(), PUBLIC)
     except OSError as error:
         raise DiskError(
-            f"cannot create the run folder {path}: {why(error)}; choose another folder"
+            explain_failure(f"cannot create the run folder {path}", error, "choose another folder")
         ) from error
     return RunFolder(path, missing)
 

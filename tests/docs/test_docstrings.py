@@ -1,12 +1,16 @@
-"""Examples in docstrings are true."""
+"""Examples in docstrings are true, and errors are named in them."""
 
 import ast
+import builtins
 import doctest
 import importlib
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from fedlgm import errors
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab")
@@ -120,3 +124,153 @@ class _Private:
     pass
 '''
     assert list(classes_without_example(source)) == ["Bare"]
+
+
+def modules():
+    """Modules whose functions have docstrings for callers; those of a command are its help."""
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            if parts[-1] != "cli" and not parts[-1].endswith(("_command", "_commands")):
+                yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def public_functions(body, path=()):
+    """(path of names, function) of a module or class; a constructor is its class's documentation."""
+    constructors = ("__init__", "__post_init__")
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node.body, (*path, node.name))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if path and node.name in constructors:
+                yield path, node
+            elif not node.name.startswith("_"):
+                yield (*path, node.name), node
+
+
+def raised_in(function):
+    """Names of the errors that a function's own statements raise, less those that it catches
+    itself. An error from a variable or another function has no name: ""."""
+    converted = ("refuse_errors(", "self._locked(")
+    pending = [(node, frozenset()) for node in function.body]
+    while pending:
+        node, caught = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        if isinstance(node, ast.With) and ast.unparse(node.items[0]).startswith(converted):
+            continue
+        if isinstance(node, ast.Try):
+            types = [handler.type for handler in node.handlers if handler.type]
+            inner = caught | {
+                name.id for kind in types for name in ast.walk(kind) if isinstance(name, ast.Name)
+            }
+            pending += [(child, inner) for child in node.body]
+            pending += [(child, caught) for child in (*node.handlers, *node.orelse)]
+            pending += [(child, caught) for child in node.finalbody]
+            continue
+        if isinstance(node, ast.Raise) and node.exc:
+            kind = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            name = kind.id if isinstance(kind, ast.Name) else ""
+            name = name if name.lstrip("_")[:1].isupper() else ""
+            if not {name, "Exception"} & caught:
+                yield name
+        pending += [(child, caught) for child in ast.iter_child_nodes(node)]
+
+
+def unnamed_errors(source, module):
+    """Errors that public functions of a module raise and their documentation does not name; that of
+    a method without a docstring is the docstring of the class above."""
+    for path, function in public_functions(ast.parse(source).body):
+        documented = module
+        for name in path:
+            documented = inspect.getattr_static(documented, name)
+        named = {*re.findall(r"\w+", inspect.getdoc(documented) or "")}
+        for error in sorted({*raised_in(function)} - {"NotImplementedError"}):
+            if not named & (kinds_of(error, module) if error else {"Raises"}):
+                yield f"{'.'.join(path)}: {error or 'an error'}"
+
+
+def kinds_of(error, module):
+    """Names of an error and of the errors that it is a kind of."""
+    places = (module, errors, builtins)
+    found = next((getattr(place, error) for place in places if hasattr(place, error)), None)
+    return {error} if found is None else {kind.__name__ for kind in found.__mro__} - {"object"}
+
+
+@pytest.mark.parametrize("name", modules())
+def test_docstrings_name_the_errors_that_their_functions_raise(name):
+    module = importlib.import_module(name)
+    assert [*unnamed_errors(source_of(name), module)] == []
+
+
+def test_an_error_that_is_not_named_is_found(tmp_path, monkeypatch):
+    source = '''
+from fedlgm.errors import ConfigError, DiskError
+
+class Base:
+    def work(self):
+        """Work.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    def name(self):
+        """The name."""
+
+class Made(Base):
+    """A part (ConfigError: it cannot be made)."""
+
+    def __init__(self):
+        raise ConfigError("named by the class")
+
+    def work(self):
+        raise ConfigError("named above")
+
+    def name(self):
+        raise ConfigError("not named above")
+
+def wider():
+    """Write (RunError: it cannot)."""
+    raise DiskError("a kind of RunError")
+
+def another():
+    """Raises ValueError."""
+    raise TypeError("another")
+
+def caught():
+    """1 or 2."""
+    try:
+        raise KeyError("caught here")
+    except (KeyError, IndexError):
+        return 2
+
+def again():
+    """Pass on."""
+    try:
+        caught()
+    except KeyError as error:
+        raise LookupError from error
+
+def inner():
+    """A function."""
+    def refuse():
+        raise ValueError("by whoever calls it")
+    return refuse
+
+def from_elsewhere():
+    """Nothing about errors."""
+    raise inner()()
+
+def _private():
+    raise ValueError
+'''
+    (tmp_path / "with_errors.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("with_errors")
+    assert [*unnamed_errors(source, module)] == [
+        "Made.name: ConfigError",
+        "another: TypeError",
+        "again: LookupError",
+        "from_elsewhere: an error",
+    ]

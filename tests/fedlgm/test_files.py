@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import ast
+import builtins
+import errno
 import os
+import re
 import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedlgm import files
 from fedlgm.files import PRIVATE, PUBLIC, create_durably, draft_folder, replacing, write_durably
+from fedlgm.package_conflicts import PACKAGES
 
 
 def mode(path: Path) -> int:
@@ -123,3 +129,86 @@ def test_names_of_new_files_and_folders_are_on_disk_too(
     with draft_folder(tmp_path / "run") as draft:
         draft.mkdir()
     assert seen == [["keys"], ["keys", "run"]]
+
+
+ROOT = Path(__file__).parents[2]
+SYSTEM = {
+    name
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, OSError)
+}
+SENTENCES = {"explain_failure"}
+
+
+def own_messages(source: str) -> Iterator[str]:
+    """Messages that a handler of errors of the system makes itself from the error's text."""
+    for handler in ast.walk(ast.parse(source)):
+        if not isinstance(handler, ast.ExceptHandler) or not handler.name or not handler.type:
+            continue
+        if SYSTEM & {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}:
+            for statement in handler.body:
+                yield from texts_of(statement, handler.name)
+
+
+def texts_of(node: ast.AST, error: str) -> Iterator[str]:
+    """Parts of a message that show the error, outside calls of `SENTENCES`."""
+    pending = [(node, "")]
+    while pending:
+        part, shown = pending.pop(0)
+        called = part.func if isinstance(part, ast.Call) else None
+        name = called.id if isinstance(called, ast.Name) else ""
+        if name in SENTENCES:
+            continue
+        if isinstance(part, ast.FormattedValue) or name == "str":
+            shown = ast.unparse(getattr(part, "value", part))
+        if isinstance(part, ast.Name) and part.id == error and shown:
+            yield shown
+        pending += [(child, shown) for child in ast.iter_child_nodes(part)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_one_function_says_what_the_system_refused(package: str) -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {message}"
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for message in own_messages(file.read_text(encoding="utf-8"))
+    }
+    assert found == set(), "make the message with fedlgm.files.explain_failure"
+
+
+def test_a_message_without_a_remedy_is_found() -> None:
+    source = """
+try:
+    work()
+except (OSError, ValueError) as error:
+    raise RunError(f"{path} cannot be read: {error.strerror}") from error
+except PermissionError as refused:
+    said = str(refused)
+except OSError as error:
+    raise RunError(explain_failure(f"{path} cannot be read", error)) from error
+except KeyError as error:
+    raise RunError(f"{error}") from error
+"""
+    assert [*own_messages(source)] == ["error.strerror", "str(refused)"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "no.csv"), "no such file or folder"),
+        (PermissionError(errno.EACCES, "Permission denied", "no.csv"), "may not use it"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "no.csv"), "it is a folder"),
+        (OSError(errno.ENOSPC, "No space left on device", "no.csv"), "the disk is full"),
+        (OSError(errno.EIO, "Input/output error", "no.csv"), "Input/output error"),
+        (OSError("short read"), "short read"),
+        (ValueError("line 3 is cut off\nand more"), "line 3 is cut off"),
+        (EOFError(), "EOFError"),
+    ],
+)
+def test_a_failure_is_explained_with_a_remedy(error: Exception, message: str) -> None:
+    said = files.explain_failure("no.csv cannot be read", error)
+    assert re.fullmatch(rf"no\.csv cannot be read: [^:;\n]*{message}; [^;\n]+", said)
+    assert said.count("no.csv") == 1
+    other = files.explain_failure("the file cannot be read", error, "restore it")
+    assert other.endswith(f"{message}; restore it")
+    assert ("no.csv: " in other) == (getattr(error, "filename", None) is not None)

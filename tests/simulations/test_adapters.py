@@ -152,7 +152,8 @@ def test_peft_reads_low_rank_layers_and_the_new_head(tmp_path):
     )
     result.export(tmp_path / "adapter", adapter=True)
     with pytest.raises(
-        RunError, match=r"cannot write the adapter into .*: File exists; choose another folder"
+        RunError,
+        match=r"cannot write the adapter into .*: a file has the name of a folder, .*; choose another folder",
     ):
         result.export(tmp_path / "adapter" / "adapter_config.json", adapter=True)
     again = PeftModel.from_pretrained(base(), tmp_path / "adapter")

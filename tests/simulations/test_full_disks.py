@@ -135,7 +135,7 @@ def test_a_search_whose_report_is_refused_too_names_no_run(
 
     monkeypatch.setattr(launch, "simulate", full)
     with pytest.raises(
-        RunError, match=r"its report cannot be written \(the disk is full\)"
+        RunError, match="its report cannot be written: the disk is full; free some space"
     ) as caught:
         simulations.tune(
             search={"federation.server_lr": [0.1, 0.2]},

@@ -556,11 +556,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a file with a name too long": (
         changed(model__weights="a" * 5000),
-        "cannot be used: File name too long",
+        "cannot be used: its name is too long; choose a shorter one",
     ),
     "a folder with a name too long": (
         run(run_dir="a" * 5000),
-        "cannot be used: File name too long",
+        "cannot be used: its name is too long; choose a shorter one",
     ),
     "a folder with a zero byte": (
         run(run_dir="runs/a\0"),
@@ -568,7 +568,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "data with a name too long": (
         lambda: simulations.simulate(overrides={"data.name": "a" * 5000}),
-        "cannot be used: File name too long",
+        "cannot be used: its name is too long; choose a shorter one",
     ),
     "more rounds than can be planned": (
         changed(federation__rounds=2**63),

@@ -30,7 +30,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "no ledger": (strategy(ledger=None), "ledger must be a path"),
     "a ledger with a name too long": (
         strategy(ledger="a" * 5000),
-        "cannot be used: File name too long",
+        "cannot be used: its name is too long; choose a shorter one",
     ),
     "Flower's fraction": (strategy(fraction_train=0.1), "rate is the probability"),
     "several of Flower's arguments": (

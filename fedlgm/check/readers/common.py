@@ -43,6 +43,9 @@ def report(
 def join(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Facts and further settings, which may repeat facts but not contradict them.
 
+    Raises:
+        ConfigError: a setting is given twice, or two values of it contradict each other.
+
     Example:
         >>> join({"steps": 3, "epochs": None}, {"rounds": 3, "delta": 1e-5})
         {'steps': 3, 'delta': 1e-05}

@@ -92,8 +92,8 @@ class Correlation:
                 f"coefficients must be a list of 1 to {self.rounds} numbers, got shape {c.shape}"
             )
         check_size(c.size, self.rounds)
-        if not np.isfinite(c).all() or c[0] <= 0:
-            raise ConfigError("coefficients must be finite and the first one positive")
+        if not np.isfinite(c).all():
+            raise ConfigError("coefficients must be finite")
         if c[0] < 1 / _LARGEST or np.abs(c).max() > _LARGEST:
             raise ConfigError(
                 f"coefficients must lie within {_LARGEST:g} and the first one be at least "
@@ -117,7 +117,11 @@ class Correlation:
     def from_buffers(
         cls, rounds: int, decays: tuple[float, ...], scales: tuple[float, ...]
     ) -> Correlation:
-        """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1)."""
+        """The buffered Toeplitz strategy c_0 = 1, c_j = sum_i scale_i decay_i^(j-1).
+
+        Raises:
+            ConfigError: there are too many buffers, or the scales sum to more than 1.
+        """
         check_count("rounds", rounds, most=MOST_ROUNDS)
         if not len(decays) == len(scales) <= MOST_BUFFERS or not sum(scales) <= 1 + _ROUNDING:
             raise ConfigError(
@@ -167,8 +171,7 @@ class Correlation:
         Raises:
             ConfigError: `rounds` is below 1 or above T.
         """
-        if not 1 <= rounds <= self.rounds:
-            raise ConfigError(f"rounds must lie in 1 to {self.rounds}, got {rounds}")
+        check_count("rounds", rounds, most=self.rounds)
         return replace(self, rounds=rounds, coefficients=self.coefficients[:rounds])
 
     # --- sensitivities
@@ -209,9 +212,11 @@ class Correlation:
         """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
 
         It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
+
+        Raises:
+            ConfigError: `rounds` is outside 0 to the number of rounds.
         """
-        if not 0 <= rounds <= self.rounds:
-            raise ConfigError(f"rounds must lie in 0 to {self.rounds}, got {rounds}")
+        check_count("rounds", rounds, least=0, most=self.rounds)
         most = _participations(self.rounds, min_separation, max_participations)
         squared = self._squared_sensitivity(rounds, min_separation, most)
         return self._rounded_up(squared)
@@ -267,8 +272,7 @@ class Correlation:
         Raises:
             ConfigError: the round is outside the run, or a number is below 1.
         """
-        if not 0 <= t < self.rounds:
-            raise ConfigError(f"t must lie in 0 to {self.rounds - 1}, got {t}")
+        check_count("t", t, least=0, most=self.rounds - 1)
         most = _participations(t + 1, min_separation, max_participations)
         row = np.abs(self._pad(self.coefficients)[: t + 1][::-1])
         return self._rounded_up(float(sensitivities.best(row, min_separation, most)) ** 2)
@@ -387,11 +391,7 @@ def check_size(coefficients: int, rounds: int) -> None:
 
 
 def _participations(rounds: int, separation: int, limit: int | None) -> int:
-    if not (isinstance(separation, int | np.integer) and separation >= 1):
-        raise ConfigError(
-            "the minimum number of rounds between participations must be a whole number >= 1, got "
-            f"{separation}"
-        )
+    check_count("the minimum number of rounds between participations", separation)
     if limit is not None:
         check_count("max_participations", limit)
     return sensitivities.participations(rounds, int(separation), limit)

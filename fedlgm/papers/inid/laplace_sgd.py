@@ -82,7 +82,11 @@ class LaplaceSGD(Bounded, BoundsExamples):
         return layers.as_single_layer() if self.rule == "global" else layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`."""
+        """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`.
+
+        Raises:
+            ConfigError: clients take the private steps themselves.
+        """
         if facts.steps is not None:
             raise ConfigError(
                 f"{self.name}: clients' own steps have Gaussian noise: use trust = 'central'"

@@ -76,6 +76,9 @@ class ClientLaDP(Bounded, PlansFromAnswers):
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The common plan of the round: the answer, and equal noise in all layers, which clients
         replace by their own plans at the same cost.
+
+        Raises:
+            ConfigError: trust is not local.
         """
         if facts.trust != "local":
             raise ConfigError(

@@ -106,6 +106,9 @@ class GenericSite:
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Forward pass that autograd records, for arguments whose first dimension is the
         example.
+
+        Raises:
+            ConfigError: an argument is a packed sequence, which joins the rows of a batch.
         """
         if not self._leaves:
             self.expand(examples)

@@ -103,7 +103,12 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site."""
+        """Forward pass of a site.
+
+        Raises:
+            ConfigError: the call is part of the backward pass, or the first dimension is not the
+                example.
+        """
         if isinstance(site, Site):
             require_rows(type(site.rule), site.module, site.name, (*arguments, *named.values())[0])
         if not torch.is_grad_enabled():

@@ -32,6 +32,9 @@ class LowRank(nn.Module):
         alpha: scale; None is r.
         generator: draws A.
 
+    Raises:
+        ConfigError: the rank is below 1, or above the smaller side of the layer.
+
     Example:
         >>> layer = LowRank(nn.Linear(6, 4), rank=2)
         >>> {name: tuple(p.shape) for name, p in layer.named_parameters() if p.requires_grad}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedlgm.errors import ConfigError
-from fedlgm.files import path_of
+from fedlgm.files import explain_failure, path_of
 from fedlgm.planning.layers import factor_of
 from fedlgm.training.models.huggingface import original
 from fedlgm.wording import alternatives
@@ -96,7 +96,7 @@ def digest_of_file(file: Path | str) -> str:
         with path.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
-        raise ConfigError(f"weights: {file} cannot be read: {error.strerror}") from error
+        raise ConfigError(explain_failure(f"weights: {file} cannot be read", error)) from error
 
 
 def _plain_name(name: str) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedlgm import cache as remembered
 from fedlgm.errors import ConfigError, Notice
-from fedlgm.files import write_durably
+from fedlgm.files import explain_failure, write_durably
 from fedlgm.training.native import kernel_build
 from fedlgm.training.native.kernel_build import InstructionSet
 
@@ -45,6 +45,7 @@ _TAKEN = {
     "add": "anananaaaa",
     "unpack": "anaa",
 }  # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
+_INSTEAD = "training.kernel = 'torch' needs none"
 _ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # of `answer`, on every machine
 
 
@@ -214,9 +215,8 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
         write_durably(place.with_suffix(kernel_build.SEAL), seal.encode())
         write_durably(place, kernel)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(
-            f"the native training kernel was not compiled by {command[0]}: {error}"
-        ) from error
+        what = f"the native training kernel was not compiled by {command[0]}"
+        raise ConfigError(explain_failure(what, error, _INSTEAD)) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
@@ -243,9 +243,8 @@ def _load_and_verify(place: Path) -> ctypes.CDLL:
         declare(kernel)
     except (OSError, AttributeError) as error:
         _discard(place)
-        raise ConfigError(
-            f"the native training kernel in {place} cannot be loaded: {error}"
-        ) from error
+        what = f"the native training kernel in {place} cannot be loaded"
+        raise ConfigError(explain_failure(what, error, _INSTEAD)) from error
     if answer(kernel) != _ANSWER:
         _discard(place)
         raise ConfigError(

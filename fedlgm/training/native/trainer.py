@@ -159,7 +159,12 @@ def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
 
 
 def targets(program: Program, y: Tensor) -> Tensor:
-    """Targets as the kernel reads them. The kernel uses classes as indices without a check."""
+    """Targets as the kernel reads them. The kernel uses classes as indices without a check.
+
+    Raises:
+        ConfigError: an example has another number of targets than the model has outputs.
+        DataError: targets are not classes of the model.
+    """
     if program.loss:
         if y[0].numel() != program.outputs:
             raise ConfigError(

@@ -49,7 +49,11 @@ class Classification(Task):
 
     @override
     def prepare(self, data: DataSet) -> DataSet:
-        """Refuse targets that are the tokens themselves, because these are not classes."""
+        """Refuse targets that are the tokens themselves, because these are not classes.
+
+        Raises:
+            DataError: targets are the tokens themselves, or do not fit the task.
+        """
         x, y = inputs.first(data.held("test_x")), data.test_y
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
             raise DataError(
@@ -129,7 +133,11 @@ class Classification(Task):
 
 
 def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
-    """Targets as int64; see `Task.targets`."""
+    """Targets as int64; see `Task.targets`.
+
+    Raises:
+        DataError: targets are not whole numbers of at least 0.
+    """
     if what == "class" and np.issubdtype(y.dtype, np.floating) and y.ndim == 2:
         raise DataError(
             f"task {task!r} needs one target, but the {part} targets have {y.shape[1]} columns: "

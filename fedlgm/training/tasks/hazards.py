@@ -71,7 +71,11 @@ class Hazards(Task):
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """For each interval 1 (the event), 0 (survival) or -1 (not at risk), float32 [n, K, 1]."""
+        """For each interval 1 (the event), 0 (survival) or -1 (not at risk), float32 [n, K, 1].
+
+        Raises:
+            DataError: a row is not a time of at least 0 with an event of 0 or 1.
+        """
         if y.ndim == 3:
             return y
         if y.ndim != 2 or y.shape[1] != 2:

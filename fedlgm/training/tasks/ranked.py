@@ -45,6 +45,9 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
         targets: 0 or 1, [n].
         width: half the interval in standard errors.
 
+    Raises:
+        ConfigError: scores and targets are not two arrays [n].
+
     Example:
         >>> found = auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
         >>> found.value, round(found.low, 2), round(found.high, 2)

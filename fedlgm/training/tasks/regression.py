@@ -28,7 +28,11 @@ class RealTargets(Task):
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Finite targets as float32."""
+        """Finite targets as float32.
+
+        Raises:
+            DataError: targets are not finite real numbers, or not those of the task.
+        """
         if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(
             y.dtype, np.complexfloating
         ):
@@ -49,7 +53,11 @@ class RealTargets(Task):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Outputs have the targets' shape, or [n, 1] for targets [n]."""
+        """Outputs have the targets' shape, or [n, 1] for targets [n].
+
+        Raises:
+            ConfigError: the outputs have another shape, or the task cannot take them.
+        """
         if outputs.shape != targets.shape and not (
             targets.ndim == 1 and outputs.shape == (len(targets), 1)
         ):
@@ -84,7 +92,11 @@ class Regression(RealTargets):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Names of classes are not numbers."""
+        """Names of classes are not numbers.
+
+        Raises:
+            ConfigError: targets are names of classes, or the outputs have another shape.
+        """
         if data.labels is not None:
             raise ConfigError(
                 f"task 'regression' needs numbers as targets, but those of {data.name!r} are names "

@@ -105,6 +105,9 @@ class Task(ABC):
         Args:
             y: targets of the data set.
             part: "training" or "test", for the message.
+
+        Raises:
+            DataError: the targets do not fit the task.
         """
         require_finite(y, part)
         return y

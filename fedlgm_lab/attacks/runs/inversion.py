@@ -198,6 +198,9 @@ def observe(
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
     """The plan with which a client bounds and noises: the mechanism's, or a published variant's for
     this update.
+
+    Raises:
+        ConfigError: the mechanism's clients make two releases in a round.
     """
     mechanism, layers, facts = (
         assembly.model.mechanism,

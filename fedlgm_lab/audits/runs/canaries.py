@@ -72,7 +72,11 @@ class RunAudit:
     def observer(
         self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool
     ) -> LoggedCanaries:
-        """See `Watch.observer`."""
+        """See `Watch.observer`.
+
+        Raises:
+            ConfigError: the run has real nodes.
+        """
         if not simulated:
             raise ConfigError(
                 "run.audit: canaries are for simulations, but this run has real nodes: set "

@@ -119,7 +119,11 @@ class Case:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The recipe's values."""
+        """The recipe's values.
+
+        Raises:
+            Refused: the recipe is not TOML, or has another hash than is stated.
+        """
         text, named = (self.predicate["recipe"][name] for name in ("text", "sha256"))
         must(3, hash_of(text) == named, "the recipe has another text than its hash says")
         try:
@@ -129,7 +133,11 @@ class Case:
 
     @cached_property
     def step(self) -> tuple[str, float, float]:
-        """Name, learning rate and momentum of the server's step, by the recipe."""
+        """Name, learning rate and momentum of the server's step, by the recipe.
+
+        Raises:
+            NotCheckable: the step has a schedule or an unknown name, so it cannot be repeated.
+        """
         federation, training = self.recipe["federation"], self.recipe["training"]
         step = tuple(federation[f"server_{name}"] for name in ("optimizer", "lr", "momentum"))
         if self.claim["unit"] == "example" and self.claim["trust"] == "central":

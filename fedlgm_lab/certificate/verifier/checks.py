@@ -170,7 +170,12 @@ def check_merkle_root(case: Case) -> None:
 
 
 def check_anchors(case: Case) -> None:
-    """Check 10: named witnesses saw this chain at least every five rounds, the last included."""
+    """Check 10: named witnesses saw this chain at least every five rounds, the last included.
+
+    Raises:
+        Refused: an anchor is missing, or not of this chain.
+        NotCheckable: no witness is named, and `unanchored` is not accepted.
+    """
     heads, seen = {entry["round"]: entry["head"] for entry in case.rounds}, {0}
     for anchor in case.predicate["anchors"]:
         number, text = anchor["round"], anchor_text(anchor["round"], anchor["head"])
@@ -200,7 +205,11 @@ def check_anchors(case: Case) -> None:
 
 
 def check_epsilon(case: Case) -> None:
-    """Check 11: the stated epsilon is that of the charges, of the client that spent most."""
+    """Check 11: the stated epsilon is that of the charges, of the client that spent most.
+
+    Raises:
+        Refused: the charges cannot be composed, or give another epsilon.
+    """
     claim, delta, name = case.claim, case.claim["delta"], case.claim["composition"]
     rows = Counter((r["client"], case.events[r["event"]], r["claim"]) for r in case.charges)
     try:
@@ -217,6 +226,10 @@ def check_epsilon(case: Case) -> None:
 def check_model(case: Case) -> None:
     """Checks 12 and 13: the model file is the subject, and its parameters follow from initial
     weights, released vectors and the server's step.
+
+    Raises:
+        Refused: the model is another.
+        NotCheckable: no released vectors are given, and `unreplayed` is not accepted.
     """
     subject, fixed = case.statement["subject"], case.start["fixed"]
     named = len(subject) == 2 and subject[1]["name"] == "flat"

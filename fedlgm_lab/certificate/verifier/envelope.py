@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from fedlgm.files import explain_failure
 from fedlgm.privacy.signed import PAYLOAD_TYPE, signed_bytes
 
 
@@ -150,13 +151,16 @@ def read_json(
 def public_key(path: Path) -> str:
     """The Ed25519 public key in a PEM file, in hexadecimal; a name of 64 hexadecimal digits is the
     key itself, as in the `public.toml` of a node.
+
+    Raises:
+        NotCheckable: the file cannot be read, or holds no Ed25519 public key in PEM.
     """
     if is_hash(str(path)):
         return str(path)
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise NotCheckable(f"{path} is not a public key in PEM ({error})") from None
+        raise NotCheckable(explain_failure(f"{path} is not a public key in PEM", error)) from None
     if not isinstance(key, Ed25519PublicKey):
         raise NotCheckable(f"{path} is not an Ed25519 key")
     return key.public_bytes_raw().hex()
@@ -177,6 +181,10 @@ def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
     Args:
         data: content of the certificate's file.
         key: public key that must have signed; None accepts any, which the caller has to say.
+
+    Raises:
+        Refused: the envelope is malformed, or its signature does not hold.
+        NotCheckable: the payload is of another type.
     """
     envelope = read_json(data.removesuffix(b"\n"), 1, "the envelope")
     require(envelope, _ENVELOPE, "the envelope", 1)

@@ -65,6 +65,10 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
     Args:
         data: content of the file.
         key: public key of the node's service, in hexadecimal.
+
+    Raises:
+        Refused: the statement is malformed or not signed, or its charges do not give its figures.
+        NotCheckable: the statement is of another kind.
     """
     payload, signer = open_envelope(data, key)
     told: dict[str, Any] = read_statement(payload, NODE_PREDICATE, _FIELDS)["predicate"]
@@ -98,11 +102,12 @@ def describe_node(told: dict[str, Any]) -> list[str]:
     rate = told["attack_rates"]["tpr"]["0.01"]
     runs = sorted({charge["run"] for charge in told["charges"]})
     node, unit = told["node"], told["unit"]
+    units = "people" if told["relation"].endswith(" nodes") else f"{unit}s"
     spent = (
         f"{node['name']} (client {node['client']}), data set {told['data']!r}: epsilon "
         f"{told['epsilon']:.6g} of {told['budget']:g} spent at delta {told['delta']:g} for one "
         f"{unit} ({told['relation']}): an attacker who accepts 1 % false alarms finds at most "
-        f"{percent(rate)} of such {unit}s."
+        f"{percent(rate)} of such {units}."
     )
     return [
         _LIMIT,

@@ -191,7 +191,12 @@ class Plan:
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
-    """A plan from its text, which has this SHA-256 and is for a model of so many layers."""
+    """A plan from its text, which has this SHA-256 and is for a model of so many layers.
+
+    Raises:
+        Refused: the text is not that of the plan, or not a plan.
+        NotCheckable: the plan asks auxiliary queries.
+    """
     what = f"plan {named[:8]}"
     right = hashlib.sha256(text.encode()).hexdigest()
     must(5, right == named, f"{what} has another text than its hash says")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
+from fedlgm.files import explain_failure
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, must
 from fedlgm_lab.certificate.verifier.plans import Plan
 
@@ -71,7 +72,8 @@ def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> It
         try:
             data = (folder / name).read_bytes()
         except OSError as error:
-            raise NotCheckable(f"the releases of {folder} cannot be read ({error})") from None
+            what = f"the releases of {folder} cannot be read"
+            raise NotCheckable(explain_failure(what, error)) from None
         same = hashlib.sha256(data).hexdigest() == digest
         must(13, same, f"{where} not the vector with the SHA-256 {digest}")
         yield np.frombuffer(data, dtype)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from fedlgm.files import explain_failure
 from fedlgm_lab.certificate.verifier.case import ACCEPTABLE, UNREPLAYED, Case, worst_rates
 from fedlgm_lab.certificate.verifier.checks import verify
 from fedlgm_lab.certificate.verifier.envelope import NotCheckable, Refused, public_key
@@ -103,7 +104,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise NotCheckable(f"{path} cannot be read: {error.strerror}") from None
+        raise NotCheckable(explain_failure(f"{path} cannot be read", error)) from None
 
 
 def describe(case: Case) -> list[str]:
@@ -111,6 +112,7 @@ def describe(case: Case) -> list[str]:
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
     drawn = "client" if case.plans[0].steps else claim["unit"]
+    units = "people" if case.plans[0].overlap > 1 else f"{claim['unit']}s"
     lines = [
         (
             f"Level 1 holds{waived}. It does not prove that the noise was added, nor that this is the "
@@ -122,7 +124,7 @@ def describe(case: Case) -> list[str]:
             f"{len(case.rounds)} rounds of {population['sampling']} sampling at rate "
             f"{population['rate']:g} from {population['size']} {drawn}s."
         ),
-        f"With all that was released, {worst_rates(case.spending).sentence(claim['unit'] + 's')}.",
+        f"With all that was released, {worst_rates(case.spending).sentence(units)}.",
         f"Protected from {claim['protected_from']}.",
         f"The model's SHA-256 is {case.statement['subject'][0]['digest']['sha256']}.",
     ]

@@ -163,7 +163,7 @@ class Federation:
         return step
 
     def accuracy(self, model: Tensor) -> float:
-        """Accuracy on the test set, in per cent."""
+        """Accuracy of a flat model [D] on the test set, in per cent."""
         found = self.outputs(self.tensors(model[None]), self.test_x[None])[0].argmax(1)
         return 100 * float((found == self.test_y).double().mean())
 

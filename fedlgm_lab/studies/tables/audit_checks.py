@@ -132,8 +132,12 @@ def _publishing(noise: Noise, rng: np.random.Generator) -> Callable[..., Tensor]
 
 
 def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row:
-    """Number of audits by the distinguisher that failed, of laplace-iid or of a published
-    variant.
+    """Number of audits by the distinguisher that failed.
+
+    Args:
+        seed: the audits have the seeds 100 * seed, 100 * seed + 1, ...
+        audits: number of audits.
+        variant: "sound" audits laplace-iid, "published" the published variant of "uniform".
     """
     name = "laplace-iid" if variant == "sound" else "uniform"
     of = Subject.of(name, variant, epsilon=4.0)

@@ -92,7 +92,11 @@ def comparison(store: Kept) -> str:
 
 
 def measure(store: Kept) -> None:
-    """The votes in every setting."""
+    """The votes in every setting.
+
+    Raises:
+        ConfigError: the runs of water-filling are missing.
+    """
     if not (store.folder / water_filling.MAKER.file).is_file():
         raise ConfigError("cut-votes compares runs of water-filling: fedlgm study water-filling")
     for name, setting in settings_of(store.folder, store.settings.get("base", "")):

@@ -34,8 +34,12 @@ def network() -> nn.Sequential:
 
 
 def divide(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Indices of every client's examples: each class is cut by Dirichlet shares over all
+    """Indices of every client's examples, int64: each class is cut by Dirichlet shares over all
     clients.
+
+    Args:
+        labels: classes of the examples, [n].
+        rng: draws the shares.
     """
     owner = np.empty(len(labels), dtype=int)
     for label in np.unique(labels):

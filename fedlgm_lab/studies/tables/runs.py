@@ -75,7 +75,7 @@ class Search:
         return best / 2 if best == min(tried) and best / 2 >= self.least else None
 
     def chosen(self, tried: Mapping[float, float]) -> float | None:
-        """The best rate, once the search is over."""
+        """The best rate of these figures by rate; None until the search is over."""
         return self._best(tried) if tried and self.following(tried) is None else None
 
     def _best(self, tried: Mapping[float, float]) -> float:

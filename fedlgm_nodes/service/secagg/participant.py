@@ -81,7 +81,11 @@ class Participant:
             )
 
     def advertise(self, terms: Terms) -> Advert:
-        """Fresh public keys for an attempt."""
+        """Fresh public keys for an attempt.
+
+        Raises:
+            Refusal: the terms assume fewer colluders than the policy's `max_colluders`.
+        """
         if terms.colluders < self._policy.max_colluders:
             raise Refusal(
                 "cohort",
@@ -102,6 +106,10 @@ class Participant:
         Args:
             attempt: digest of the terms.
             adverts: all members' adverts, plain values.
+
+        Raises:
+            Refusal: the cohort is too small, lacks this node's advert or breaks the terms, or this
+                node has shared its secrets with another cohort.
         """
         session = self._session(attempt)
         cohort = self._cohort(session, adverts)
@@ -148,6 +156,11 @@ class Participant:
             sharing: client numbers of all members that shared, ascending. None means the clients of
                 `sealed` and this node, which are all members that shared if every member is this
                 node's neighbour.
+
+        Raises:
+            Refusal: the shares are not those of this node's neighbours, too few members shared, or
+                the vector was masked for other members.
+            RunError: `make` returns a vector of another type or size than the terms say.
         """
         session, cohort = self._session_and_cohort(attempt)
         near = {*sealed, self._client}
@@ -202,6 +215,9 @@ class Participant:
     def sent(self, attempt: str) -> str:
         """Signed statement that this node has sent its vector, with the members whose masks are in
         the vector.
+
+        Raises:
+            Refusal: nothing was sent in this attempt.
         """
         session, cohort = self._session_and_cohort(attempt)
         if not session.sharing:
@@ -214,6 +230,10 @@ class Participant:
         Args:
             attempt: digest of the terms.
             answered: client numbers of these members, ascending.
+
+        Raises:
+            Refusal: nothing was sent, the survivors are too few or not members that shared, or this
+                node has agreed to another set.
         """
         session, cohort = self._session_and_cohort(attempt)
         with _refusing():

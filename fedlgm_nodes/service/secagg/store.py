@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlgm.errors import LedgerError
-from fedlgm.files import transaction
+from fedlgm.files import explain_failure, transaction
 from fedlgm_nodes.protocol.messages import digest
 from fedlgm_nodes.secagg.cohort import Survivors
 from fedlgm_nodes.service.ledger import NodeLedger
@@ -123,6 +123,9 @@ class SessionStore:
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
         """Replace the state of a session, and add its masked vector; returns after both are on
         disk, or neither.
+
+        Raises:
+            LedgerError: the session is gone, or the file cannot be used.
         """
         with self._translate_errors(), transaction(self._db):
             if vector is not None:
@@ -196,9 +199,8 @@ class SessionStore:
         try:
             yield
         except (sqlite3.Error, OSError, ValueError, TypeError) as error:
-            raise LedgerError(
-                f"the rounds of secure aggregation in {self._path} cannot be used: {error!r}"
-            ) from error
+            what = f"the rounds of secure aggregation in {self._path} cannot be used"
+            raise LedgerError(explain_failure(what, error)) from error
 
 
 def _text(session: Session) -> str:

@@ -1,5 +1,5 @@
 """MLflow, with one MLflow run per run folder, at the tracking server that MLFLOW_TRACKING_URI
-names.
+names, or in the run folder.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    The experiment is $MLFLOW_EXPERIMENT_NAME, otherwise "fedlgm". The server is MLflow's own
-    ($MLFLOW_TRACKING_URI, or else files or a database in this directory).
+    The experiment is $MLFLOW_EXPERIMENT_NAME, otherwise "fedlgm". The server is that of
+    $MLFLOW_TRACKING_URI or `mlflow.set_tracking_uri`, otherwise `mlflow.db` in the run folder.
     """
 
     def start(self, run: RunStart) -> None:
         """Create the MLflow run, or find that of a resumed run."""
-        from mlflow import MlflowClient  # the fluent functions keep their run per thread
+        from mlflow import MlflowClient, is_tracking_uri_set  # fluent functions are per thread
         from mlflow.entities import Metric, Param
 
-        self._client, self._metric = MlflowClient(), Metric
+        own = f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"
+        self._client = MlflowClient(None if is_tracking_uri_set() else own)
+        self._metric = Metric
         self._layers = tuple(run.layers)
 
         def create() -> str:

@@ -96,7 +96,10 @@ def test_the_faults_of_all_files_are_one_report_without_a_value(sites):
         ),
         "  hospital-5.csv: no number as target 'ill' in 22 rows",
         "  hospital-6.csv: no rows below its header",
-        "  hospital-7.csv: cannot be read: No columns to parse from file",
+        (
+            "  hospital-7.csv: cannot be read: No columns to parse from file; check the content and the "
+            "owner of the file"
+        ),
         "gaps need public figures: 'fill': {'age': NUMBER}, or other 'inputs'",
     ]
 

@@ -109,7 +109,7 @@ def test_no_other_weights_have_less_bias(a, b, seed):
         ({"error_rates": (0.4,)}, "1 error rates for 2"),
         ({"weights": (0.9, 0.9)}, "squares adding up to 1"),
         ({"weights": (1.0,)}, "1 layer weights for 2"),
-        ({"clip": -1.0}, "bounds"),
+        ({"clip": -1.0}, "clip must be finite and positive"),
     ],
 )
 def test_bad_input_is_refused(values, message):

@@ -169,10 +169,10 @@ def test_unknown_queries_are_refused():
 
 @pytest.mark.parametrize("query", [Wrong((1,), bound=-0.5), Wrong((1,), bound=math.nan)])
 def test_bounds_are_non_negative_numbers(query):
-    with pytest.raises(ConfigError, match="non-negative"):
+    with pytest.raises(ConfigError, match="must be a number of at least 0"):
         NoisyQuery(query, 4.0)
     for sigma in (-1.0, math.nan):
-        with pytest.raises(ConfigError, match="non-negative"):
+        with pytest.raises(ConfigError, match="must be a number of at least 0"):
             NoisyQuery(BelowBound((1,)), sigma)
 
 

@@ -148,7 +148,10 @@ def test_the_sentence() -> None:
         (lambda: attack_rates(1.0, relation="swap"), "unknown relation 'swap'; known: add-remove"),
         (lambda: attack_rates(1.0).tpr(1.1), r"false_positive_rate must lie in \[0, 1\], got 1.1"),
         (lambda: attack_rates(1.0).of_units(0), "units must be a whole number of at least 1"),
-        (lambda: AttackRates.of_budget(-1.0, 1e-5), "epsilon must be at least 0, got -1.0"),
+        (
+            lambda: AttackRates.of_budget(-1.0, 1e-5),
+            "epsilon must be a number of at least 0, got -1.0",
+        ),
         (lambda: AttackRates.of_budget(1.0, 0.0), r"delta must lie in \(0, 1\), got 0.0"),
     ],
 )

@@ -116,5 +116,5 @@ def test_bad_mu(mu):
 
 
 def test_delta_takes_epsilon_zero_but_not_less():
-    with pytest.raises(ConfigError, match="epsilon must be finite and >= 0"):
+    with pytest.raises(ConfigError, match="epsilon must be finite and at least 0"):
         gaussian_delta(1, -0.1)

@@ -315,7 +315,10 @@ class TestComposition:
     [
         ({"sampling": "allocation"}, "needs participations"),
         ({"participations": 3}, "participations is for sampling = 'allocation'"),
-        ({"sampling": "allocation", "participations": 11}, "at most the number of rounds, 10"),
+        (
+            {"sampling": "allocation", "participations": 11},
+            "participations must be a whole number, 1 to 10, got 11",
+        ),
         ({"sampling": "allocation", "participations": 0}, "participations must be"),
         ({"sampling": "allocation", "participations": 2.5}, "participations must be"),
         ({"sampling": "allocation", "participations": 2, "sampling_rate": 0.2}, "no sampling_rate"),

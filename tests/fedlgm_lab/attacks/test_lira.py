@@ -98,5 +98,7 @@ def test_refuses():
         likelihood_ratios(scores[0], scores[1:], np.zeros((3, 3), dtype=bool))
     with pytest.raises(ConfigError, match="at least 4 models"):
         pooled(scores[:2], membership[:2], likelihood_ratios)
+    with pytest.raises(ConfigError, match=r"scores and membership \[M, n\] of the same models"):
+        pooled(scores[:, 1:], membership, likelihood_ratios)
     with pytest.raises(ConfigError, match="takes a target"):
         likelihood_ratios(scores[0], scores[1:, :2], membership[1:])

@@ -126,6 +126,12 @@ def test_an_honest_run_verifies(certified: tuple[str, Certified]) -> None:
     assert not (run.run / "private" / "opening.json").exists()
 
 
+def test_an_attack_looks_for_people_if_they_may_be_at_several_clients(tmp_path: Path) -> None:
+    joint = ("federation.overlap=2", "privacy.relation=replace-one")
+    run = certified_run(tmp_path, joint, beacon=False)
+    assert " of the people." in describe(run.verify(run.sign(run.statement)))[2]
+
+
 def _more_noise(statement: dict[str, Any]) -> None:
     edit_plans(statement, lambda plan: plan.update(sigma=[s and 1.5 * s for s in plan["sigma"]]))
 

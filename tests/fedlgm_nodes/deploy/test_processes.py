@@ -243,7 +243,7 @@ def test_a_process_that_cannot_be_recorded_is_ended(
     monkeypatch.setattr(processes, "write_durably", fails)
     kind, says = (
         RunError,
-        r"^the record of processes .*processes\.json cannot be written: No space left on device$",
+        r"^the record of processes .*processes\.json cannot be written: the disk is full; free some space$",
     )
     if isinstance(error, KeyboardInterrupt):
         kind, says = KeyboardInterrupt, "^$"

@@ -219,7 +219,10 @@ def test_missing_data(tmp_path):
 
 
 def test_a_path_that_the_system_refuses(tmp_path):
-    with pytest.raises(ConfigError, match=r"data.path '.*' cannot be used: File name too long"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data.path '.*' cannot be used: its name is too long; choose a shorter one",
+    ):
         read(tmp_path, kind="numpy", path="d" * 5000)
 
 

@@ -18,9 +18,11 @@ from clients.source import ClientData
 from fedlgm import Sampling, privacy
 from fedlgm.errors import ConfigError, LedgerError
 from fedlgm.planning.facts import LocalSteps
+from fedlgm.privacy.attackers import percent
 from fedlgm.privacy.signed import envelope_of
 from fedlgm_lab.certificate.verifier.envelope import Refused
-from fedlgm_lab.certificate.verifier.node import verify_node
+from fedlgm_lab.certificate.verifier.node import describe_node, verify_node
+from fedlgm_nodes.deploy import record_report
 from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.service.account import Account
@@ -111,6 +113,22 @@ def test_what_a_node_has_spent_is_the_joint_epsilon(tmp_path, overlap):
     assert spent == pytest.approx(epsilon([(dp_event.GaussianDpEvent(2.0), joint)]), rel=1e-3)
     kind = "client, replace-one" + " at 2 nodes" * (overlap == 2)
     assert {row.protects for row in rows(folder)} == {kind}
+
+
+@pytest.mark.parametrize(("overlap", "whom"), [(None, "clients"), (2, "people")])
+def test_an_attack_looks_for_people_if_they_may_be_at_several_nodes(tmp_path, overlap, whom):
+    folder = make(tmp_path / "node", overlap)
+    with served(folder):
+        assert ask(folder)[0]["ok"]
+    told = verify_node(certify_node(folder), str(folder.public()["service_key"]))
+    assert (
+        f"finds at most {percent(told['attack_rates']['tpr']['0.01'])} of such {whom}."
+        in (describe_node(told)[1])
+    )
+    with folder.ledger(readonly=True) as ledger:
+        record = folder.record(ledger.identity)
+        report = record_report.facts_of(folder.policy(), ledger, record)
+    assert f" of the {whom}" in report["attack"]
 
 
 def test_a_budget_ends_sooner_for_people_at_more_nodes(tmp_path):

@@ -253,7 +253,7 @@ def test_another_seed_is_another_model(recipe, reference, tmp_path):
         ({"engine": "spark"}, "unknown engine 'spark'; known: local, ray, flower"),
         ({"engine": "local", "ray_address": "auto"}, "a Ray address is for engine 'ray'"),
         ({"engine": "ray", "supernodes": 3}, "SuperNodes is for engine 'flower'"),
-        ({"engine": "ray", "workers": 0}, "workers must be at least 1, got 0"),
+        ({"engine": "ray", "workers": 0}, "workers must be a whole number of at least 1, got 0"),
         (
             {"engine": "ray", "workers": 10_000},
             r"10000 workers need at least 5000 GiB .* cores: use --workers \d+$",

@@ -27,6 +27,8 @@ from simulations.runs.rows import PrivateRow
 from simulations.runs.trackers import RunStart, Tracker, Trackers, scalars
 from strategies import LayerwiseFedAvg
 
+SUPPORT = str(Path(__file__).parents[2] / "support")
+
 
 class Notes:
     """A tracker that notes what it is told; `fails` names the method that raises, from round `at`
@@ -311,13 +313,14 @@ _TWICE = textwrap.dedent(
 )
 
 
-def _run_twice(tracker: str, folder: Path, **environment: str) -> None:
+def _run_twice(
+    tracker: str, folder: Path, called_in: Path | None = None, **environment: str
+) -> None:
     """A run that is interrupted after two rounds and continued, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", _TWICE, tracker, str(folder)],
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join(["tests/support", *sys.path])}
-        | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([SUPPORT, *sys.path])} | environment,
+        cwd=called_in,
         capture_output=True,
         text=True,
         check=False,
@@ -360,6 +363,27 @@ def test_mlflow_has_the_run(tmp_path: Path) -> None:
             (row["round"], pytest.approx(row[key][0])) for row in rows
         ]
         assert history[1].timestamp - history[0].timestamp == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(find_spec, ("mlflow", "sqlalchemy", "alembic"))),
+    reason="needs fedlgm[mlflow], sqlalchemy and alembic",
+)
+def test_mlflow_without_a_server_writes_into_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not into the directory in which the command was called."""
+    called_in = tmp_path / "called in"
+    called_in.mkdir()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    _run_twice("mlflow", tmp_path / "a run", called_in)
+    assert list(called_in.iterdir()) == []
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'a run' / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("fedlgm").experiment_id])
+    assert run.info.status == "FINISHED"
 
 
 @pytest.mark.slow

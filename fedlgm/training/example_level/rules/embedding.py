@@ -14,7 +14,11 @@ from fedlgm.training.example_level.rules.rule import Kept, Rule, Use, all_finite
 
 
 class EmbeddingRule(Rule):
-    """`nn.Embedding` of tokens [n, ...]."""
+    """`nn.Embedding` of tokens [n, ...].
+
+    Raises:
+        ConfigError: an option of the module depends on the other examples.
+    """
 
     module: nn.Embedding
 

@@ -161,7 +161,7 @@ def test_short_runs(name, rounds):
         (lambda: Workload(momentum=1.0), r"momentum must lie in \[0, 1\), got 1.0"),
         (lambda: Workload(decay=0), r"decay must lie in \(0, 1\], got 0"),
         (lambda: Correlation("own", 2, [1, 0.5, 0.2]), "a list of 1 to 2 numbers"),
-        (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one positive"),
+        (lambda: Correlation("own", 2, [0.0, 1.0]), "the first one be at least 1e-06"),
         (lambda: Correlation("own", 2, [1.0, math.nan]), "must be finite"),
         (
             lambda: Correlation("own", 2, [1e-320, 0.5]),
@@ -187,15 +187,18 @@ def test_short_runs(name, rounds):
         ),
         (
             lambda: ALL[0].sensitivity(0),
-            "between participations must be a whole number >= 1, got 0",
+            "between participations must be a whole number of at least 1, got 0",
         ),
         (
             lambda: ALL[0].sensitivity(2, 0),
             "max_participations must be a whole number of at least 1, got 0",
         ),
-        (lambda: ALL[0].prefix_sensitivity(13, 1), "rounds must lie in 0 to 12, got 13"),
-        (lambda: ALL[0].leading(0), "rounds must lie in 1 to 12, got 0"),
-        (lambda: ALL[0].row_bound(12, 1), "t must lie in 0 to 11, got 12"),
+        (
+            lambda: ALL[0].prefix_sensitivity(13, 1),
+            "rounds must be a whole number, 0 to 12, got 13",
+        ),
+        (lambda: ALL[0].leading(0), "rounds must be a whole number, 1 to 12, got 0"),
+        (lambda: ALL[0].row_bound(12, 1), "t must be a whole number, 0 to 11, got 12"),
         (lambda: ALL[0].error(reduce="rms"), "unknown reduce 'rms'"),
     ],
 )

@@ -131,7 +131,7 @@ def test_levels_are_relative_and_must_make_sense() -> None:
     for wrong in ({}, {0.0: 1}, {-1.0: 1}, {math.nan: 1}, {math.inf: 1}, {1.0: 0}):
         with pytest.raises(
             ConfigError,
-            match=r"levels must be positive|must be a whole number of at least 1, got 0",
+            match=r"level must be finite and positive|must be a whole number of at least 1, got 0",
         ):
             calibrate_levels(wrong, **budget)
 

