@@ -352,9 +352,7 @@ def test_verdicts() -> None:
         verdict({"gaussian": 1.0, "uniform": 1.01}, "client")
         == "use gaussian: no other rule is expected to be better by a fifth."
     )
-    assert "compare both over a few seeds" in verdict(
-        {"gaussian": 1.0, "uniform": 2.0}, "client"
-    )
+    assert "compare both over a few seeds" in verdict({"gaussian": 1.0, "uniform": 2.0}, "client")
     assert verdict({"gaussian": 1.0, "uniform": 0.1}, "example").endswith("avoid uniform.")
     assert (
         len({len(line) for line in bars({"gaussian": 1.0, "uniform": 1e-9, "snr-consistent": 1e9})})
