@@ -39,5 +39,5 @@ def test_large_blocks_are_not_cleared_again_in_every_step() -> None:
     if "not glibc" in found.stderr:
         pytest.skip("the allocator of another C library")
     before, kept = map(int, found.stdout.split())
-    assert before == STEPS  # a power check: there is something to keep
+    assert before >= STEPS * 3 / 4  # a power check: there is something to keep
     assert kept <= STEPS / 4  # while the heap grows to what a step needs
