@@ -165,11 +165,12 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
             no_data.append(f"`{other.command}`")
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
     needed = (
-        "CIFAR-10, CIFAR-100 or MNIST; a study runs once `data.dir` names a folder with the set"
+        "CIFAR-10 or CIFAR-100, whose folder `data.dir` names, and for ResNets a GPU; on the CNN on "
+        "CIFAR-10 all methods with noise [stay at chance](ladp.md#the-papers-own-setting)"
     )
     parts = [
         table(["paper", "command", "outcome"], sorted(rows)),
-        f"**Data not at hand** ({needed}): {', '.join(sorted(no_data))}.",
+        f"**Not run at length** ({needed}): {', '.join(sorted(no_data))}.",
         f"**Not made**: {'; '.join(sorted(not_made))}.",
     ]
     return "\n\n".join(parts)
