@@ -26,8 +26,11 @@ def verdict(scores: Mapping[str, float], unit: str) -> str:
         unit: "client" or "example", which names the mechanisms.
 
     Example:
-        >>> verdict({"gaussian": 1.0, "uniform": 1.9}, "client")[:76]
-        'uniform is expected to be worth 1.90 times the signal to noise of gaussian: '
+        >>> scores = {"gaussian": 1.0, "uniform": 1.9, "dimension-adjusted": 0.2}
+        >>> for part in verdict(scores, "client").split(": "):
+        ...     print(part)
+        uniform is expected to be worth 1.90 times the signal to noise of gaussian
+        compare both over a few seeds before you rely on it; avoid dimension-adjusted.
         >>> verdict({"gaussian": 1.0, "uniform": 1.1}, "client")
         'use gaussian: no other rule is expected to be better by a fifth.'
     """

@@ -43,7 +43,7 @@ _ENDING_S = 5.0  # until a process that does not end is killed
 # Seconds that a fork has for its first product, then the one that replaces it, and so on.
 _COMPUTES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _COMPUTED = b"c"
-_PRODUCT = (256, 256)  # too large for the product to be computed without memory of its own
+_PRODUCT = (256, 256)  # so large that MKL allocates memory for the product
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
@@ -142,13 +142,14 @@ class _Parent:
     def __init__(self, assembly: Assembly, keys: KeyRing) -> None:
         for patience in _COMPUTES_S:
             self._fork(assembly, keys)
+            computes = False
             try:
-                if self._computes(patience):
-                    return
-            except BaseException:
-                self._kill()
-                raise
-            self._kill()
+                computes = self._computes(patience)
+            finally:
+                if not computes:
+                    self.end(patience=0)
+            if computes:
+                return
         raise RunError(
             f"each of {len(_COMPUTES_S)} processes that were forked from this one waits for a lock "
             "that another thread held when it was forked: end the other threads of this program "
@@ -179,11 +180,6 @@ class _Parent:
         finally:
             self._line.settimeout(None)
 
-    def _kill(self) -> None:
-        self._line.close()
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-
     def worker(self) -> Connection:
         """A connection to a new worker.
 
@@ -202,10 +198,10 @@ class _Parent:
                 ) from error
         return Connection(ours.detach())
 
-    def end(self) -> None:
-        """End the process and its workers."""
+    def end(self, patience: float = _ENDING_S) -> None:
+        """End the process and its workers, and kill it if it has not ended after so many seconds."""
         self._line.close()
-        deadline = time.monotonic() + _ENDING_S
+        deadline = time.monotonic() + patience
         with suppress(ChildProcessError, ProcessLookupError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > deadline:

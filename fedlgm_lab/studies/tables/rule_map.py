@@ -11,7 +11,7 @@ from fedlgm_lab.studies.tables.pages import table
 
 _CLIENTS = {"adam": "Adam", "sgd": "SGD"}
 PLACE = ("data", "epsilon", "clients", "layer sizes")
-"""What tells the cells of the map apart."""
+"""The keys that identify a cell of the map."""
 
 
 def map_table(folder: Path) -> str:

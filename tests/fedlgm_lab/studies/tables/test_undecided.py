@@ -24,8 +24,9 @@ def test_every_undecided_claim_has_its_hours_or_the_reason_why_not() -> None:
 
 
 def test_hours_are_further_seeds_times_runs_times_seconds() -> None:
+    expected = {"000-table-2-mnist": 2, "000-figure-1": 6}  # two methods, there at three budgets
     timed = [line for line in undecided.rows(STORE) if line[-1] != "-"]
-    assert timed
+    assert any(f"[{study}](#{study})" == line[0] for study in expected for line in timed)
     for link, claim, seeds, needed, runs, seconds, hours in timed:
         study = link[1 : link.index("]")]
         kept = json.loads((RESULTS / "studies" / f"{study}.json").read_text(encoding="utf-8"))
@@ -33,6 +34,7 @@ def test_hours_are_further_seeds_times_runs_times_seconds() -> None:
         assert stated.get(claim, (int(seeds), int(needed))) == (int(seeds), int(needed))
         further = int(needed) - int(seeds)
         assert int(runs) >= 2  # a claim compares at least two
+        assert int(runs) == expected.get(study, int(runs))
         assert float(seconds) in {row["seconds"] for row in STORE.find(study=study)}
         assert float(hours) == pytest.approx(further * int(runs) * float(seconds) / 3600, rel=0.06)
 
