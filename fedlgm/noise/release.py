@@ -16,8 +16,9 @@ from fedlgm.aggregation.contributions import Updates
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.draws import NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
-from fedlgm.noise.run_noise import INDEPENDENT, NoiseSource, RunNoise, check_cpu, noise_source
+from fedlgm.noise.run_noise import INDEPENDENT, RunNoise, check_cpu, noise_source
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.views import NoiseSource
 from fedlgm.privacy.ledger import SERVER
 
 __all__ = [
@@ -99,7 +100,7 @@ class Noising:
     round: int
     party: int = SERVER
     backend: NoiseBackend = "cpu"
-    source: NoiseSource = INDEPENDENT
+    source: NoiseSource[ReleasePlan] = INDEPENDENT
 
     @classmethod
     def of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,40 +24,11 @@ from fedlgm.errors import ConfigError, PrivacyError, RunError
 from fedlgm.noise.draws import LEAST_SCALE, NoiseBackend, add_noise_, add_scaled_, unit_noise
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.plan import ReleasePlan
+from fedlgm.planning.views import NoiseSource
 from fedlgm.privacy.ledger import SERVER
 
 
-class NoiseSource(Protocol):
-    """Draws the noise of releases.
-
-    Example:
-        >>> isinstance(INDEPENDENT, Independent), RunNoise().following(KeyRing.from_seed(1), 2) == KeyRing.from_seed(1)
-        (True, True)
-    """
-
-    def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The ring of a round's noise, derived from the run's ring and the earlier noise that it
-        depends on.
-        """
-
-    def add_(
-        self,
-        total: Tensor,
-        plan: ReleasePlan,
-        ring: KeyRing,
-        round: int,
-        party: int,
-        backend: NoiseBackend,
-    ) -> Tensor:
-        """Add a release's noise to its sum, in place; the arguments are those of
-        `fedlgm.noise.release.Noising`.
-
-        Raises:
-            ConfigError, PrivacyError, RunError: as for `fedlgm.noise.release.release`.
-        """
-
-
-class Independent(NoiseSource):
+class Independent(NoiseSource[ReleasePlan]):
     """Independent noise: the noise of every release depends only on its own ring.
 
     Example:
@@ -123,7 +94,7 @@ class Independent(NoiseSource):
 INDEPENDENT = Independent()
 
 
-def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource:
+def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource[ReleasePlan]:
     """The source of a plan's noise.
 
     Raises:

@@ -20,7 +20,7 @@ from fedlgm.noise.draws import Family, NoiseBackend
 from fedlgm.noise.keys import KeyRing, Purpose
 from fedlgm.planning.records import Part, Shares, least_threshold
 from fedlgm.planning.trust import NOISED_BY, Adversary, NoisedBy, NoisedByClients
-from fedlgm.planning.views import Facts, Plan, Source, Sum
+from fedlgm.planning.views import Facts, NoiseSource, Plan, Sum
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
 __all__ = ["IntegerShares", "NoisedInShares", "Shares", "least_threshold"]
@@ -170,7 +170,7 @@ class NoisedInShares(NoisedByClients):
             low, high = (low, middle) if within(middle) else (middle, high)
         return high
 
-    def source(self) -> Source:
+    def source(self) -> NoiseSource[Plan]:
         """`IntegerShares`."""
         return IntegerShares()
 

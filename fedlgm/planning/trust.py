@@ -20,7 +20,7 @@ from fedlgm.libraries import Tensor
 from fedlgm.noise.draws import Family, NoiseBackend, grid_step
 from fedlgm.noise.keys import KeyRing
 from fedlgm.planning.records import Part, Sampling, Shares
-from fedlgm.planning.views import Facts, Plan, Source, Sum
+from fedlgm.planning.views import Facts, NoiseSource, Plan, Sum
 from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
 
@@ -161,7 +161,7 @@ class NoisedBy:
         """All adversaries, if the guarantee states several epsilons; otherwise none."""
         return ()
 
-    def source(self) -> Source | None:
+    def source(self) -> NoiseSource[Plan] | None:
         """Source of the noise under this trust model; None for
         `fedlgm.noise.run_noise.Independent`.
         """

@@ -4,7 +4,7 @@ they do not import it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fedlgm.libraries import Tensor
 from fedlgm.noise.draws import Family, NoiseBackend
@@ -108,19 +108,35 @@ class Sum(Protocol):
         """The plan of its round."""
 
 
-class Source(Protocol):
-    """Draws the noise of a trust model (`fedlgm.noise.run_noise.NoiseSource`)."""
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class NoiseSource(Protocol[P_contra]):
+    """Draws the noise of releases.
+
+    Example:
+        >>> from fedlgm.noise.run_noise import INDEPENDENT, RunNoise
+        >>> INDEPENDENT.following(KeyRing.from_seed(1), 2) == RunNoise().following(KeyRing.from_seed(1), 2)
+        True
+    """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The ring of a round's noise."""
+        """The ring of a round's noise, derived from the run's ring and the earlier noise that it
+        depends on.
+        """
 
     def add_(
         self,
         total: Tensor,
-        plan: Plan,
+        plan: P_contra,
         ring: KeyRing,
         round: int,
         party: int,
         backend: NoiseBackend,
     ) -> Tensor:
-        """Add a release's noise to its sum, in place."""
+        """Add a release's noise to its sum, in place; the arguments are those of
+        `fedlgm.noise.release.Noising`.
+
+        Raises:
+            ConfigError, PrivacyError, RunError: as for `fedlgm.noise.release.release`.
+        """

@@ -45,15 +45,12 @@ class ProductConvolution(Parametric):
 
     @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        out_channels, channels = self._weight.shape[:2]
+        out_channels = len(self._weight)
         self._padded = self._pad(tape, x)
         patches = self._unfold(tape, self._padded)
         examples, rows, columns, size = patches.shape
         self._patches = patches.view(-1, size)
-        self._packed = tape.memory.take(
-            f"{self._name} weight", out_channels, *self._kernel, channels
-        )
-        tape.apply(self._packed.copy_, self._weight.permute(0, 2, 3, 1))
+        self._packed = tape.copy(f"{self._name} weight", self._weight.permute(0, 2, 3, 1))
         out = self.product(tape, self._patches, self._packed.view(out_channels, size))
         return out.view(examples, rows, columns, out_channels)
 
@@ -61,7 +58,7 @@ class ProductConvolution(Parametric):
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
         flat = gradient.view(-1, gradient.shape[-1])
         packed = tape.memory.take(f"{self._name} weight gradient", *self._packed.shape)
-        tape.do(torch.mm, flat.t(), self._patches, out=packed.view(len(packed), -1))
+        tape.multiply(flat.t(), self._patches, out=packed.view(len(packed), -1))
         tape.apply(self._of_weight.copy_, packed.permute(0, 3, 1, 2))
         self.sum_bias(tape, flat)
         return self._fold(tape, gradient) if wanted else None
@@ -91,58 +88,47 @@ class ProductConvolution(Parametric):
             wide * channels,
         )
         per_image, per_row, per_column, _ = images.stride()
-        patches = tape.memory.take(f"{self._name} patches", examples, rows, columns, high * run)
+        name = f"{self._name} patches"
         if run >= _RUN:
-            shape, strides = (
-                (examples, rows, columns, high, run),
-                (per_image, down * per_row, right * per_column, per_row),
-            )
-            tape.apply(patches.view(shape).copy_, images.as_strided(shape, (*strides, 1)))
-            return patches
+            strides = (per_image, down * per_row, right * per_column, per_row, 1)
+            patches = images.as_strided((examples, rows, columns, high, run), strides)
+            return tape.copy(name, patches).flatten(3)
         # Short runs are gathered first, column by column, so that a whole patch lies side by side
         # in the second copy.
-        strips = tape.memory.take(f"{self._name} strips", examples, columns, height, run)
-        tape.apply(
-            strips.copy_,
-            images.as_strided(strips.shape, (per_image, right * per_column, per_row, 1)),
+        strips = tape.copy(
+            f"{self._name} strips",
+            images.as_strided(
+                (examples, columns, height, run), (per_image, right * per_column, per_row, 1)
+            ),
         )
-        per_strip = height * run
-        tape.apply(
-            patches.copy_,
-            strips.as_strided(patches.shape, (columns * per_strip, down * run, per_strip, 1)),
-        )
-        return patches
+        per_patch = (columns * height * run, down * run, height * run, 1)
+        return tape.copy(name, strips.as_strided((examples, rows, columns, high * run), per_patch))
 
     def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
-        """Gradient of the images: the sum over patches for each cell of stride x stride pixels."""
+        """Gradient of the images: the sum over patches for each cell of stride x stride pixels.
+
+        The patches' gradient takes the place of the patches, which nothing needs any more.
+        """
         examples, rows, columns, out_channels = gradient.shape
         (high, wide), (down, right), channels = self._kernel, self._stride, self._packed.shape[3]
         images = tape.memory.take(f"{self._name} gradient", *self._padded.shape)
         tape.apply(images.zero_)
         used = images[:, : (rows - 1) * down + high, : (columns - 1) * right + wide]
         cells = used.unflatten(1, (-1, down)).unflatten(3, (-1, right))
-        said = tape.memory.take(
-            f"{self._name} cells", gradient[..., 0].numel(), down * right * channels
+        patches, weight = self._patches, self._packed.view(out_channels, -1)
+        tape.multiply(gradient.view(-1, out_channels), weight, out=patches)
+        addends = patches.view(
+            examples, rows, columns, high // down, down, wide // right, right, channels
         )
-        part = tape.memory.take(
-            f"{self._name} weight of cells", out_channels, down * right * channels
-        )
-        addend = said.view(examples, rows, columns, down, right, channels).permute(0, 1, 3, 2, 4, 5)
         for row in range(high // down):
             for column in range(wide // right):
-                weight = self._packed[
-                    :, row * down : (row + 1) * down, column * right : (column + 1) * right
-                ]
-                tape.apply(part.view(weight.shape).copy_, weight)
-                tape.do(torch.mm, gradient.view(-1, out_channels), part, out=said)
+                addend = addends[:, :, :, row, :, column].transpose(2, 3)
                 tape.apply(cells[:, row : row + rows, :, column : column + columns].add_, addend)
         (top, left), (_, height, width, _) = self._padding, images.shape
         inner = images[:, top : height - top, left : width - left]
         if inner.is_contiguous():
             return inner
-        without_border = tape.memory.take(f"{self._name} gradient without border", *inner.shape)
-        tape.apply(without_border.copy_, inner)
-        return without_border
+        return tape.copy(f"{self._name} gradient without border", inner)
 
 
 class Convolution(Parametric):

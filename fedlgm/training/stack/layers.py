@@ -60,9 +60,7 @@ class Parametric(Layer):
     def product(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
         """[N, out] of [N, in] and [out, in]."""
         out = tape.memory.take(f"{self._name} output", len(x), len(weight))
-        if self._bias is None:
-            return tape.do(torch.mm, x, weight.t(), out=out)
-        return tape.do(torch.addmm, self._bias, x, weight.t(), out=out)
+        return tape.multiply(x, weight.t(), self._bias, out=out)
 
     def sum_bias(self, tape: Tape, gradient: Tensor) -> None:
         """Gradient of the bias for that of the output [N, out]."""
@@ -80,16 +78,12 @@ class Linear(Parametric):
 
     @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        tape.do(torch.mm, gradient.t(), self._x, out=self._of_weight)
+        tape.multiply(gradient.t(), self._x, out=self._of_weight)
         self.sum_bias(tape, gradient)
         if not wanted:
             return None
-        return tape.do(
-            torch.mm,
-            gradient,
-            self._weight,
-            out=tape.memory.take(f"{self._name} gradient", *self._x.shape),
-        )
+        of_input = tape.memory.take(f"{self._name} gradient", *self._x.shape)
+        return tape.multiply(gradient, self._weight, out=of_input)
 
 
 _threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
@@ -222,25 +216,17 @@ class Flatten(Layer):
     @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self._shape = x.shape
-        return (
-            self._copy(tape, x.permute(0, 3, 1, 2), "output").flatten(1)
-            if x.ndim == 4
-            else x.flatten(1)
-        )
+        if x.ndim == 4:
+            x = tape.copy(f"{self._name} output", x.permute(0, 3, 1, 2))
+        return x.flatten(1)
 
     @override
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
         if len(self._shape) != 4:
             return gradient.view(self._shape)
         examples, rows, columns, channels = self._shape
-        return self._copy(
-            tape, gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1), "gradient"
-        )
-
-    def _copy(self, tape: Tape, view: Tensor, what: str) -> Tensor:
-        copy = tape.memory.take(f"{self._name} {what}", *view.shape)
-        tape.apply(copy.copy_, view)
-        return copy
+        images = gradient.view(examples, channels, rows, columns).permute(0, 2, 3, 1)
+        return tape.copy(f"{self._name} gradient", images)
 
 
 def pair(size: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ therefore records its operations on a tape once per batch size, and a training s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -115,29 +115,22 @@ class Stack:
         return inputs, targets, tape
 
 
-def _layer(
-    name: str, module: nn.Module, first: bool, gradients: Sequence[Tensor]
-) -> layers.Layer | None:
+def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> layers.Layer | None:
     """One layer; `first` is true if no layer with parameters comes before it."""
     kind = type(module)
     if kind in layers.Activation.KINDS:
         return layers.Activation(module)
     if kind is nn.Linear:
-        return layers.Linear(name, cast(nn.Linear, module), *gradients)
+        return layers.Linear(name, module, *gradients)
     if kind is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
-        convolution = cast(nn.Conv2d, module)
-        by_product = ProductConvolution.suits(convolution, first)
-        return (ProductConvolution if by_product else Convolution)(name, convolution, *gradients)
+        by_product = ProductConvolution.suits(module, first)
+        return (ProductConvolution if by_product else Convolution)(name, module, *gradients)
     # Exactly these classes: a subclass may have its own forward.
-    if kind is nn.MaxPool2d and layers.MaxPool.suits(cast(nn.MaxPool2d, module)):
-        return layers.MaxPool(name, cast(nn.MaxPool2d, module))
+    if kind is nn.MaxPool2d and layers.MaxPool.suits(module):
+        return layers.MaxPool(name, module)
     if kind is nn.AvgPool2d:
-        return layers.AveragePool(name, cast(nn.AvgPool2d, module))
-    if (
-        isinstance(module, nn.Flatten)
-        and kind is nn.Flatten
-        and (module.start_dim, module.end_dim) == (1, -1)
-    ):
+        return layers.AveragePool(name, module)
+    if kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
         return layers.Flatten(name)
     return None
 

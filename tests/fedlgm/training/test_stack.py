@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlgm.planning.layout import pools_maxima, prefer_channels_last_
 from fedlgm.training import models
-from fedlgm.training.stack import Stack
+from fedlgm.training.stack import Stack, tape
 from fedlgm.training.tasks import Classification
 
 STACKS = ("cifar-cnn", "cnn", "cnn-small", "logistic", "mlp")
@@ -50,6 +50,33 @@ def _agree_on_all(module: nn.Module, batches: list[tuple[Tensor, Tensor, Tensor]
 
 def _data(examples: int, *shape: int) -> tuple[Tensor, Tensor]:
     return torch.randn(examples, *shape, dtype=torch.float64), torch.randint(0, 3, (examples,))
+
+
+@pytest.mark.parametrize("bias", [None, torch.randn(96)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_products_are_left_to_onednn_where_mkl_is_slow(
+    monkeypatch: pytest.MonkeyPatch, bias: Tensor | None, transposed: bool
+) -> None:
+    """On processors of AMD with AVX-512; small products and double precision are MKL's."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(tape, "_is_of_amd", lambda: True)
+    a = torch.randn(400, 128).t().contiguous().t() if transposed else torch.randn(400, 128)
+    b, out = torch.randn(128, 96), torch.empty(400, 96)
+    exact = a.double() @ b.double() + (0 if bias is None else bias.double())
+    recorded = tape.Tape(tape.Memory(torch.float32))
+    assert recorded.multiply(a, b, bias, out=out) is out
+    assert [call.func for call in recorded._calls] == [tape._multiply_by_onednn]
+    for _ in range(2):
+        recorded.replay()
+        torch.testing.assert_close(out.double(), exact, rtol=0, atol=5e-5)
+        a.neg_()
+        exact = 2 * (0 if bias is None else bias.double()) - exact
+    others = tape.Tape(tape.Memory(torch.float32))
+    others.multiply(a[:2], b, bias, out=out[:2])
+    others.multiply(
+        a.double(), b.double(), None if bias is None else bias.double(), out=out.double()
+    )
+    assert {call.func for call in others._calls} == {torch.mm if bias is None else torch.addmm}
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
