@@ -165,8 +165,8 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
             no_data.append(f"`{other.command}`")
     rows += [("; ".join(sorted(papers)), *made) for made, papers in grouped.items()]
     needed = (
-        "CIFAR-10 or CIFAR-100, whose folder `data.dir` names, and for ResNets a GPU; on the CNN on "
-        "CIFAR-10 all methods with noise [stay at chance](ladp.md#the-papers-own-setting)"
+        "CIFAR-10 or CIFAR-100, whose folder `data.dir` names, and for ResNets a GPU; with the CNN "
+        "all methods with noise [stay at chance](ladp.md#the-papers-own-setting)"
     )
     parts = [
         table(["paper", "command", "outcome"], sorted(rows)),

@@ -89,10 +89,19 @@ def test_tuned_runs_are_kept_beside_those_at_the_papers_settings(tmp_path) -> No
         assert json.loads(kept)["seeds"] == seeds
 
 
-def test_the_page_of_ladp_states_the_accuracies_of_its_runs_on_cifar() -> None:
-    runs = json.loads((RESULTS / "ladp-cifar10-cnn.json").read_text(encoding="utf-8"))["runs"]
+@pytest.mark.parametrize(
+    ("images", "digits", "budgets"),
+    [
+        ("cifar10", 0, "epsilon 0.2 and 0.5"),
+        ("cifar100", 1, "these budgets"),
+    ],
+)
+def test_the_page_of_ladp_states_the_accuracies_of_its_runs_on_cifar(
+    images: str, digits: int, budgets: str
+) -> None:
+    runs = json.loads((RESULTS / f"ladp-{images}-cnn.json").read_text(encoding="utf-8"))["runs"]
     noisy = [100 * run["accuracy"] for run in runs if run["method"] != "none"]
     plain = [100 * run["accuracy"] for run in runs if run["method"] == "none"]
     text = " ".join((RESULTS / "ladp.md").read_text(encoding="utf-8").split())
-    assert f"are at {min(noisy):.0f} to {max(noisy):.0f} % at epsilon 0.2 and 0.5" in text
-    assert f"without noise is at {min(plain):.0f} to {max(plain):.0f} %" in text
+    assert f"are at {min(noisy):.{digits}f} to {max(noisy):.{digits}f} % at {budgets}" in text
+    assert f"without noise is at {min(plain):.{digits}f} to {max(plain):.{digits}f} %" in text
