@@ -46,7 +46,6 @@ class ClientSource(Protocol):
 
     def __call__(self, client: int) -> ClientData:
         """Data of client number `client`."""
-        ...
 
 
 @dataclass(frozen=True)

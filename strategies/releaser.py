@@ -50,7 +50,6 @@ class ReleaseKeeper(Protocol):
             exact: the bounded sum before the server's noise, which stays secret, float64
                 [plan.size]; None if the clients add the noise.
         """
-        ...
 
 
 @dataclass(frozen=True)

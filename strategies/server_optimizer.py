@@ -37,7 +37,6 @@ class ServerStep(Protocol):
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
-        ...
 
 
 class ResumableStep(ServerStep, Protocol):
@@ -53,11 +52,9 @@ class ResumableStep(ServerStep, Protocol):
 
     def state(self) -> dict[str, Tensor]:
         """Tensors for a checkpoint; none for a step without state."""
-        ...
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from a checkpoint's global model [D] and `state`."""
-        ...
 
 
 def names() -> tuple[str, ...]:

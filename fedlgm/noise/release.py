@@ -51,11 +51,9 @@ class ReleaseObserver(Protocol):
         """Receive the bounded sum [plan.size] before noise is added; the observer may add to it in
         place.
         """
-        ...
 
     def observe(self, round: int, plan: ReleasePlan, noisy: Tensor) -> None:
         """Receive the noisy sum [plan.size] before it is used."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

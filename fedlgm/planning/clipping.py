@@ -192,7 +192,6 @@ class Scaling(Protocol):
 
     def factors(self, norms: Tensor) -> Tensor:
         """f_ij >= 0 for finite norms [n, K], float64 [n, K]."""
-        ...
 
     def bounds(self, layers: int) -> np.ndarray:
         """Bounds of one example's contribution to each layer, float64 [K].
@@ -200,9 +199,7 @@ class Scaling(Protocol):
         Raises:
             ConfigError: bounds or weights are given for another number of layers.
         """
-        ...
 
     @property
     def bound(self) -> float:
         """l2 bound of one example's whole contribution; `inf` if there is none."""
-        ...

@@ -80,4 +80,3 @@ class Trainer(Protocol):
         Raises:
             ConfigError: the trainer cannot train this model or these tasks.
         """
-        ...

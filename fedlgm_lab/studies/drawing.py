@@ -24,20 +24,16 @@ class Drawn(Protocol):
     @property
     def keys(self) -> list[str]:
         """Key columns of the cells."""
-        ...
 
     @property
     def compared_keys(self) -> list[str]:
         """Keys whose values compared methods share."""
-        ...
 
     def to_frame(self) -> DataFrame:
         """One row per run."""
-        ...
 
     def history(self) -> DataFrame:
         """One row per run and round."""
-        ...
 
 
 def draw(

@@ -59,37 +59,30 @@ class Settings(Protocol):
     @property
     def unit(self) -> Unit:
         """The unit whose data a neighbour changes."""
-        ...
 
     @property
     def noised_by(self) -> NoisedBy:
         """The party that adds the noise."""
-        ...
 
     @property
     def shares(self) -> Shares | None:
         """The shares of the noise."""
-        ...
 
     @property
     def protects(self) -> UnitKind:
         """The rules of the unit of protection."""
-        ...
 
     @property
     def sampling(self) -> Sampling:
         """Sampling of the participants."""
-        ...
 
     @property
     def noise(self) -> Any:
         """Correlation of the noise over the rounds; None for independent noise."""
-        ...
 
     @property
     def relation(self) -> Relation:
         """The neighbouring relation."""
-        ...
 
 
 class DataParts(Protocol):
@@ -98,21 +91,17 @@ class DataParts(Protocol):
     @property
     def task(self) -> Task:
         """The model's task."""
-        ...
 
     @property
     def sizes(self) -> np.ndarray:
         """Examples of each client, [clients]."""
-        ...
 
     @property
     def in_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
-        ...
 
     def public_examples(self, rows: slice | np.ndarray = ...) -> Examples:
         """Test examples, which are public: inputs and targets of these rows."""
-        ...
 
 
 class ModelParts(Protocol):
@@ -121,48 +110,38 @@ class ModelParts(Protocol):
     @property
     def recipe(self) -> Settings:
         """The recipe."""
-        ...
 
     @property
     def data(self) -> DataParts:
         """The data."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Device on which clients train."""
-        ...
 
     @property
     def mechanism(self) -> Mechanism:
         """The mechanism."""
-        ...
 
     @property
     def layers(self) -> LayerTable:
         """The model's layers as the mechanism sees them."""
-        ...
 
     @property
     def trainer_kind(self) -> TrainerKind:
         """The clients' kind of training."""
-        ...
 
     def module(self) -> nn.Module:
         """A fresh initial model."""
-        ...
 
     def initial(self) -> Tensor:
         """The initial global model [D]."""
-        ...
 
     def trainer(self, vectorized: bool | None = None, compiled: bool | None = None) -> Trainer:
         """A new trainer."""
-        ...
 
     def native(self, device: torch.device) -> Trainer:
         """The compiled kernel's trainer."""
-        ...
 
 
 class UnitKind:

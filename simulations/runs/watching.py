@@ -22,7 +22,6 @@ class Watch(Protocol):
         Raises:
             ConfigError: the message gives the reason and an alternative.
         """
-        ...
 
     def observer(
         self, assembly: Assembly, folder: RunFolder, keys: KeyRing, simulated: bool
@@ -39,11 +38,9 @@ class Watch(Protocol):
             ConfigError: the run has real nodes, among which artificial contributions are not
                 allowed.
         """
-        ...
 
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
         """The audited figures of a finished run's summary."""
-        ...
 
 
 def watch_of(assembly: Assembly) -> Watch | None:

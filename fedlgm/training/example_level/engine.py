@@ -92,17 +92,14 @@ class SumsExamples(Protocol):
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
         """The clipped sum of one batch."""
-        ...
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
         """`sum` of one batch after another."""
-        ...
 
     def condition(self, x: Any) -> str:
         """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if there
         is none.
         """
-        ...
 
 
 class ExampleGradients:

@@ -72,7 +72,6 @@ class Separation(Protocol):
 
     def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
         """Outputs [n, ...] for inputs [n, ...]; `call` computes the layers."""
-        ...
 
 
 def separate(

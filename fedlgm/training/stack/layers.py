@@ -26,7 +26,6 @@ class Layer(Protocol):
         """Record the output for a batch `x`, possibly in place; returns the tensor of the
         output.
         """
-        ...
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
         """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is
@@ -34,7 +33,6 @@ class Layer(Protocol):
 
         `gradient`, the output's gradient, may be overwritten.
         """
-        ...
 
 
 class Parametric(Layer):

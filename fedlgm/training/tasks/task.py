@@ -45,7 +45,6 @@ class ExampleLosses(Protocol):
 
     def losses(self, outputs: Any, y: Any) -> Tensor:
         """Loss of every example, [n]."""
-        ...
 
 
 class Task(ABC):

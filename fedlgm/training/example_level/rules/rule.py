@@ -57,7 +57,6 @@ class Kept(Protocol):
 
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
         """Add sum_i f_i g_i to `sums` ([size] per parameter), omitting examples with factor 0."""
-        ...
 
 
 class Rule:
