@@ -60,7 +60,7 @@ LOST = (
 _NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
 
 _LARGEST_MULTIPLIER = 1e7
-_SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
+SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
 _CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave unspent
@@ -247,7 +247,7 @@ def _confirm(
         root = float.fromhex((record or b"").decode())
     except ValueError:
         return None
-    if not math.log(_SMALLEST_MULTIPLIER) <= root <= math.log(_LARGEST_MULTIPLIER):
+    if not math.log(SMALLEST_MULTIPLIER) <= root <= math.log(_LARGEST_MULTIPLIER):
         return None
     above = _excess(root - _KEPT, accountant, target, delta, levels, rate)
     return root if -_CONFIRMED * target <= above <= 0 else None
@@ -289,9 +289,9 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
                     f"{releases} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
-            if low <= math.log(_SMALLEST_MULTIPLIER):
+            if low <= math.log(SMALLEST_MULTIPLIER):
                 return low  # a budget that hardly asks for noise: more of it than needed is safe
-            low, high = max(low - 0.5, math.log(_SMALLEST_MULTIPLIER)), low
+            low, high = max(low - 0.5, math.log(SMALLEST_MULTIPLIER)), low
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:

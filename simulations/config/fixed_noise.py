@@ -31,10 +31,16 @@ def epsilon_of(recipe: Settings) -> float:
         >>> recipe.privacy.epsilon == epsilon_of(recipe)
         True
     """
-    from fedlgm.privacy.accounting import composed_epsilon  # an import that workers do without
+    # imports that workers do without
+    from fedlgm.privacy.accounting import SMALLEST_MULTIPLIER, composed_epsilon
 
     noise_multiplier = recipe.privacy.noise_multiplier
     assert noise_multiplier is not None
+    if noise_multiplier < SMALLEST_MULTIPLIER:
+        raise ConfigError(
+            f"privacy.noise_multiplier = {noise_multiplier:g} is below {SMALLEST_MULTIPLIER}, the "
+            "least noise of a run: raise it"
+        )
     examples = published_examples(recipe)
     if examples is None and recipe.protects.counts_examples(recipe):
         raise ConfigError(

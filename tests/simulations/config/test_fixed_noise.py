@@ -76,6 +76,11 @@ def test_a_run_and_a_plan_state_the_epsilon_that_follows(tmp_path):
             r"privacy.noise_multiplier = 1e\+09 gives epsilon 0, .* lower it",
         ),
         (
+            "digits",
+            [NOISE[0], "privacy.noise_multiplier=0.03"],
+            r"privacy.noise_multiplier = 0.03 is below 0.05, .* raise it",
+        ),
+        (
             "dp-sgd-digits",
             [*NOISE, "data.partition=dirichlet"],
             "training examples is not known .* give privacy.epsilon",
