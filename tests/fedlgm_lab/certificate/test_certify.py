@@ -202,7 +202,7 @@ def test_a_ledger_or_release_that_was_changed_is_not_certified(tmp_path: Path) -
         certify(run, tmp_path / "operator.pem")
     release.write_bytes(kept)
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"epsilon": 1.0}))
+    (run / "result.json").write_text(json.dumps(result | {"epsilon": 0.5}))
     with pytest.raises(LedgerError, match="epsilon"):
         certify(run, tmp_path / "operator.pem")
 
@@ -225,14 +225,14 @@ def test_the_exit_status_says_what_was_found(honest: Certified, tmp_path: Path) 
     assert opened.exit_code == 0
     assert opened.output.startswith("Level 2 holds")
     figures = json.loads(runner.invoke(app, ["verify", *given, "--json"]).output)
-    assert (figures["holds"], figures["claim"]["epsilon"]) == (True, 8.0)
+    assert (figures["holds"], figures["claim"]["epsilon"]) == (True, 1.0)
     statement = honest.copy()
-    statement["predicate"]["claim"]["epsilon"] = 4.0
+    statement["predicate"]["claim"]["epsilon"] = 0.5
     (tmp_path / "certificate.json").write_bytes(honest.sign(statement))
     lower = runner.invoke(app, ["verify", *_arguments(honest, tmp_path)])
     assert lower.exit_code == 2
     assert lower.output.count("\n") == 1
-    assert "check 11: epsilon is stated as 4, but it is " in lower.output
+    assert "check 11: epsilon is stated as 0.5, but it is " in lower.output
     statement["predicateType"] += "9"
     (tmp_path / "certificate.json").write_bytes(honest.sign(statement))
     assert runner.invoke(app, ["verify", *_arguments(honest, tmp_path)]).exit_code == 3
