@@ -216,7 +216,7 @@ def test_a_claim_that_turns_with_the_learning_rate_is_fragile(run, tmp_path: Pat
         '[tune]\n"federation.server_lr" = [0.2, 20.0]\n'
         "[set]\n"
         + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in CHANGES.items())
-        + '"model.hidden" = [4]\n"training.epochs" = 1\n"privacy.epsilon" = 200.0\n'
+        + '"model.hidden" = [4]\n"training.epochs" = 1\n"privacy.epsilon" = 8.0\n'
         '[[claims]]\nsays = "A larger bound is more accurate"\na = "gaussian"\n'
         'along = "mechanism.bound"\n'
     )
