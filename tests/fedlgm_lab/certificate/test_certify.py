@@ -61,7 +61,7 @@ def test_an_honest_run_verifies_at_both_levels(name: str, tmp_path: Path) -> Non
 
 def test_an_example_level_run_verifies_at_both_levels(tmp_path: Path) -> None:
     few = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
-    run = certified_run(tmp_path, recipe="dp-sgd-digits", basis=few)
+    run = certified_run(tmp_path, ["privacy.epsilon=1"], recipe="dp-sgd-digits", basis=few)
     case = run.verify(run.sign(run.statement))
     assert case.claim["unit"] == "example"
     audit(case, run.run / "private")
@@ -81,7 +81,7 @@ def test_charges_before_the_run_are_part_of_the_certificate(tmp_path: Path) -> N
         ledger=tmp_path / "statistics.sqlite",
     )
     settings = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
-    settings += ["privacy.delta=0.0002", "run.evaluate_every=7"]
+    settings += ["privacy.delta=0.0002", "privacy.accountant=rdp", "run.evaluate_every=7"]
     run = certified_run(tmp_path, data=statistics.data, recipe="ten-hospitals", basis=settings)
     case = run.verify(run.sign(run.statement))
     assert [row["round"] for row in case.charges] == [0, *range(1, ROUNDS + 1)]
