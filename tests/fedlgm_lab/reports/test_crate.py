@@ -44,6 +44,7 @@ def test_only_public_files_are_in_it(packed: Path, tmp_path: Path) -> None:
     assert load_file(tmp_path / "model.safetensors")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_a_users_own_model_is_packed_with_its_exported_model(
     run: Any, tmp_path: Path, finished: Path
 ) -> None:

@@ -126,6 +126,7 @@ def test_the_page_says_what_each_party_sees(adaptive: Path) -> None:
 @pytest.mark.parametrize(
     ("unit", "named"), [("example", True), ("client", False)], ids=["rows", "sites"]
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_names_the_sites_whose_rows_are_protected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, named: bool
 ) -> None:
@@ -240,6 +241,7 @@ def test_correlated_noise_is_shown_over_the_rounds(
     assert "(of z)" not in plain
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_a_guarantee_says_so(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     launch.simulate(tiny(mechanism={"name": "none"}), run_dir=tmp_path / "run", trackers=[])
     report.write_report(tmp_path / "run")

@@ -207,6 +207,7 @@ def test_the_list_names_the_papers_and_their_parts_exist(run) -> None:
         assert set(paper.recipes) <= set(recipes.names())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_claim_that_turns_with_the_learning_rate_is_fragile(run, tmp_path: Path) -> None:
     """At one server rate a small bound hardly moves the model. At a rate searched for each bound it
     is level."""
