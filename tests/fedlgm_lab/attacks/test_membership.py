@@ -38,7 +38,7 @@ def test_at_most_the_asked_share_of_others_is_accused(seed):
 
 
 def test_intervals_hold_at_their_confidence():
-    rng, shift, trials = np.random.default_rng(0), 0.7, 400
+    rng, shift, trials = np.random.default_rng(0), 0.7, 250
     auc, tpr = norm.cdf(shift / np.sqrt(2)), norm.sf(norm.isf(0.1) - shift)
     inside = np.zeros(2)
     for _ in range(trials):
