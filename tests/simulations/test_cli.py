@@ -78,6 +78,7 @@ def test_simulate_for_people(run, tiny_file, tmp_path):
     assert "Traceback" not in err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_condition_is_not_called_a_proof(run, tiny_file, tmp_path):
     options = ("--engine", "local", "--set", "federation.sampling=fixed")
     _, out, _ = run("simulate", tiny_file, *options, "--run-dir", tmp_path / "r")
