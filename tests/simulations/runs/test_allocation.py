@@ -28,7 +28,7 @@ def allocated(tiny):
     def make(seed=3, run=None, privacy=None, mechanism=None, **federation):
         return tiny(
             mechanism=mechanism or {},
-            privacy={"accountant": "pld", **(privacy or {})},
+            privacy={"accountant": "pld", "epsilon": 2.0, **(privacy or {})},
             run={"seed": seed, "checkpoint_every": 3, "block_size": 10, **(run or {})},
             federation={
                 "rounds": ROUNDS,
