@@ -81,7 +81,7 @@ for former, name in moved._MOVED.items():
         module = importlib.import_module(f"{former}.{inside.name}")
         assert module is sys.modules[f"{name}.{inside.name}"], (former, inside.name)
 """
-    assert run_afresh(code, "flwr", "ray") == (0, "")
+    assert run_afresh(code) == (0, "")
     done = subprocess.run(
         [sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True
     )
