@@ -43,6 +43,7 @@ def test_quickstart_notebook() -> None:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_result_in_a_notebook_says_what_protects_and_whether_its_noise_can_be_drawn_again(
     tmp_path,
 ) -> None:

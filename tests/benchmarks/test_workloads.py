@@ -16,7 +16,7 @@ from simulations.config.assembly import Assembly
     [[], ["training.optimizer=adam", "training.lr=0.01"], ["training.gradient_clip=0.1"]],
 )
 def test_both_sides_give_the_same_update(overrides: list[str]) -> None:
-    assembly = Assembly(recipes.load("digits", overrides))
+    assembly = Assembly(recipes.load("digits", ["privacy.accountant=rdp", *overrides]))
     settings, module = assembly.recipe.training.local, assembly.model.module()
     start = {name: value.clone() for name, value in module.state_dict().items()}
     x, y = workloads.blocks(assembly)[0][0]

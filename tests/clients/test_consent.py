@@ -123,7 +123,7 @@ def test_multipliers_of_another_law_are_not_compared() -> None:
     ):
         Consent(AGREED).check(laplace(4.0))
     laplace_client = Assembly(
-        recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}"])
+        recipes.load("digits", [*LOCAL, "mechanism={name = 'laplace-inid'}", "privacy.epsilon=1"])
     ).privacy.consent()
     assert laplace_client is not None
     assert laplace_client.family == "laplace"

@@ -162,6 +162,7 @@ def vote_of_a_run(*changes: str) -> tuple[float, float]:
         "federation.rounds=2",
         "run.evaluate_every=2",
         "privacy.epsilon=20",
+        "privacy.accountant=rdp",
     ]
     result = simulations.simulate("digits", overrides=[*common, *changes], engine="local")
     assert "queries" not in result.history[2]

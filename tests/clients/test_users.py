@@ -31,6 +31,7 @@ USER = (
     "federation.rate=0.5",
     "federation.rounds=2",
     "privacy.delta=0.01",
+    "privacy.accountant=rdp",
 )
 
 

@@ -22,6 +22,7 @@ def test_an_existing_flower_app_becomes_private_in_few_lines() -> None:
     assert len(lines) <= 30
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_heart_disease_of_four_hospitals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

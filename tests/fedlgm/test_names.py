@@ -16,6 +16,7 @@ import fedlgm.layers
 import fedlgm.mechanisms
 import fedlgm.privacy
 from fedlgm.mechanisms import ladp
+from tests.support.forked import run_afresh
 
 
 def test_public_names() -> None:
@@ -80,7 +81,7 @@ for former, name in moved._MOVED.items():
         module = importlib.import_module(f"{former}.{inside.name}")
         assert module is sys.modules[f"{name}.{inside.name}"], (former, inside.name)
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert run_afresh(code) == (0, "")
     done = subprocess.run(
         [sys.executable, "-m", "clients.node.executor", "--help"], capture_output=True, text=True
     )

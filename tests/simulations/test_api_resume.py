@@ -199,6 +199,7 @@ def test_an_optimizer_without_a_state_to_restore_is_named_when_a_run_goes_on(
         simulations.resume(run, **given)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_finished_run_opens_from_another_directory_and_after_a_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

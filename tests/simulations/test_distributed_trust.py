@@ -216,7 +216,9 @@ def test_the_probe_finds_what_the_plan_states(noise):
         f"{key}={json.dumps(value)}" for key, value in {**SHORT, "distributed.noise": noise}.items()
     ]
     found = audit_recipe(
-        RECIPE, Audit(method="probe"), overrides=[*changes, "privacy.max_participations=2"]
+        RECIPE,
+        Audit(method="probe"),
+        overrides=[*changes, "privacy.max_participations=2", "model.hidden=[64]"],
     )
     assert found.passed
     assert 0.9 * found.epsilon_reported < found.epsilon_lower < found.epsilon_reported

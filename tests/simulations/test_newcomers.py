@@ -98,7 +98,7 @@ def test_a_noise_multiplier_gives_its_epsilon(run):
 def test_the_history_begins_with_the_metrics_before_training(tmp_path):
     result = simulations.simulate(
         model=torch.nn.Linear(3, 2), data=DATA, run_dir=tmp_path / "run",
-        overrides={"federation.clients": 10, "federation.rounds": 1, "privacy.delta": 0.01},
+        overrides={"federation.clients": 10, "federation.rounds": 1, "privacy.epsilon": 1},
     )  # fmt: skip
     assert [row["round"] for row in result.history] == [0, 1]
     assert 0 <= result.history[0]["accuracy"] <= 1
@@ -124,7 +124,7 @@ def test_files_of_hospitals_end_in_named_coefficients_and_predictions(tmp_path, 
     result = simulations.simulate(
         "ten-hospitals",
         data={**TABLES, **encoding, "standardise": "test"},
-        overrides={"federation.rounds": 10, "privacy.delta": 1e-3},
+        overrides={"federation.rounds": 10, "privacy.accountant": "rdp"},
         run_dir=tmp_path / "run",
     )
     assert list(result.coefficients().index) == ["age", "sex=M", "(intercept)"]

@@ -11,7 +11,7 @@ import simulations
 from fedlgm.errors import Notice
 from fedlgm.training.example_level.separation import TRIED_ROWS
 
-SETTINGS = ["federation.rounds=2", "training.batch_size=32"]
+SETTINGS = ["federation.rounds=2", "training.batch_size=32", "privacy.accountant=rdp"]
 
 
 class Own(nn.Module):

@@ -177,6 +177,7 @@ def test_a_run_that_cannot_pay_is_refused(tmp_path):
             search={"training.lr": [1.0]},
             data=found.data,
             folder=tmp_path / "search",
+            overrides=SHORT,
         )
 
 

@@ -14,7 +14,12 @@ from fedlgm.errors import DataError
 X = np.random.default_rng(2).normal(size=(60, 4)).astype(np.float32)
 DATA = {"train": (X, (X[:, 0] > 0).astype(int)), "test": (X, (X[:, 0] > 0).astype(int))}
 USERS = np.arange(60) % 12
-FEW = {"federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01}
+FEW = {
+    "federation.rounds": 2,
+    "federation.rate": 0.5,
+    "privacy.delta": 0.01,
+    "privacy.accountant": "rdp",
+}
 
 
 def net() -> torch.nn.Module:

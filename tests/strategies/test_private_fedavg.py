@@ -174,7 +174,7 @@ def test_the_server_evaluates_what_the_model_loads(tmp_path: Path) -> None:
     model[0].requires_grad_(False)
     model.register_buffer("mask", torch.ones(2))
     made = strategy(
-        tmp_path / "ledger.sqlite", model, optimizer=Step(), rate=1e-7, rounds=2
+        tmp_path / "ledger.sqlite", model, optimizer=Step(), rate=1e-7
     )  # nobody takes part
     made.nodes = AnyNode(np.ones(10))
     app = ClientApp()
@@ -190,10 +190,10 @@ def test_the_server_evaluates_what_the_model_loads(tmp_path: Path) -> None:
         return MetricRecord({"bias": seen[-1][1]})
 
     result = made.start(LocalGrid(app), evaluate_fn=evaluate)
-    assert [round for round, _ in seen] == [0, 1, 2]
-    assert len({bias for _, bias in seen}) == 3  # each round's own model
+    assert [round for round, _ in seen] == [0, 1, 2, 3]
+    assert len({bias for _, bias in seen}) == 4  # each round's own model
     assert (
-        result.evaluate_metrics_serverapp[2]["bias"]
+        result.evaluate_metrics_serverapp[3]["bias"]
         == seen[-1][1]
         == float(made.state_dict()["1.bias"][0])
     )

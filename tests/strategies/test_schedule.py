@@ -21,6 +21,7 @@ SHORT = [
     "federation.rate=0.5",
     "federation.rounds=3",
     "privacy.delta=0.01",
+    "privacy.accountant=rdp",
 ]
 MODULE = """
 def half(round, rounds):

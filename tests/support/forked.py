@@ -1,4 +1,5 @@
-"""Commands in a process forked from the test's: they start with everything imported."""
+"""Commands and programs in a process forked from the test's: they start with everything imported,
+or with all but some packages."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +17,25 @@ from simulations import cli
 from tests.support.patience import LIMIT_S
 
 _fork = multiprocessing.get_context("fork")
+OWN = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab", "tests")
+
+
+def run_afresh(program: str, *forgotten: str) -> tuple[int, str]:
+    """Status and output of a program in a process that has not imported the library yet, nor these
+    packages. Those that the library imports are there: to import them takes seconds."""
+
+    def forget() -> None:
+        for name in list(sys.modules):
+            if name.partition(".")[0] in {*OWN, *forgotten}:
+                del sys.modules[name]
+
+    def run() -> None:
+        exec(compile(program, "program", "exec"), {"__name__": "__main__"})
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = ForkedCommand(Path(folder) / "said", before=forget, main=run)
+        status, out, err = command.end()
+    return status, out + err
 
 
 class ForkedCommand:

@@ -23,6 +23,7 @@ from command_line import _finished_once, finished, one_ray, run  # noqa: F401
 from federations import Federation, GivenUpdates, GivenVotes, tiny_values
 from flwr.clientapp import ClientApp
 from torch import Tensor
+from undrawn import undrawn  # noqa: F401
 
 from clients import AnyClient, ClientData, OneClient
 from clients.choice import client_class

@@ -129,8 +129,8 @@ def test_fashion_mnist_of_debian() -> None:
     fashion = data.load("fashion-mnist")
     assert fashion.train_x.shape == (60_000, 1, 28, 28)
     assert fashion.test_x.shape == (10_000, 1, 28, 28)
-    for half in ("", "/private", "/public"):
-        name = f"fashion-mnist{half}"
+    assert data.published_examples("fashion-mnist") == len(fashion.train_y)
+    for name in ("fashion-mnist/private", "fashion-mnist/public"):
         assert data.published_examples(name) == len(data.load(name).train_y)
     assert np.bincount(fashion.train_y).tolist() == [6000] * 10
     # Well-known mean and standard deviation of its pixels in [0, 1].

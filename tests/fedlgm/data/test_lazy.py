@@ -37,7 +37,7 @@ def simulate(x: Any, folder: Path, **options: Any) -> simulations.RunResult:
     return simulations.simulate(
         model="logistic",
         data={"train": (x, Y), "test": TEST},
-        overrides=[*SMALL, "privacy.delta=0.01"],
+        overrides=[*SMALL, "privacy.delta=0.01", "privacy.accountant=rdp"],
         run_dir=folder,
         **options,
     )

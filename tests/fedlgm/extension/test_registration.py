@@ -3,8 +3,6 @@ processes."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import cloudpickle
@@ -19,6 +17,7 @@ from fedlgm.planning import allocation
 from fedlgm.training import kinds
 from fedlgm_lab.audits import Subject
 from simulations.config.own import Own, own_of
+from tests.support.forked import run_afresh
 
 CELL = """
 from dataclasses import dataclass
@@ -81,7 +80,9 @@ def test_only_registrations_from_outside_the_packages_are_recorded() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> None:
+def test_an_own_object_brings_the_names_into_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(1)
     allocation.register("nameless", lambda s, d: d**0.25)
     (tmp_path / "own.pkl").write_bytes(cloudpickle.dumps(Own()))
@@ -90,12 +91,9 @@ def test_an_own_object_brings_the_names_into_another_process(tmp_path: Path) -> 
         "for _ in range(2));from fedlgm import mechanisms; print({'cell-rule', 'nameless'} <= "
         "{*mechanisms.names()}, own)"
     )
-    place = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(place)!r}); {code}"],
-        cwd=tmp_path, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == f"True {Own()}\n"
+    monkeypatch.chdir(tmp_path)
+    # cloudpickle keeps the classes that it has seen.
+    assert run_afresh(code, "cloudpickle") == (0, f"True {Own()}\n")
 
 
 def test_an_allocation_rule_in_place_of_a_mechanism_leads_to_its_registration() -> None:

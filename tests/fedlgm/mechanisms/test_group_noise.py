@@ -366,7 +366,7 @@ LOCAL = ["privacy.trust=local", "privacy.max_participations=2"]
     [
         ("gaussian-spr", ["privacy.accountant=rdp"]),
         pytest.param("laplace-iid", [], marks=pytest.mark.slow),
-        ("laplace-inid", LOCAL),
+        ("laplace-inid", [*LOCAL, "privacy.epsilon=1"]),
     ],
 )
 def test_the_federation_runs_every_rule_under_central_and_local_trust(tmp_path, name, more):

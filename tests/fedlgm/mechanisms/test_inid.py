@@ -197,6 +197,7 @@ def test_equations_nine_and_twelve(profile, p):
     assert inid.noise_scales("laplace", "inid", profile, 0.4, p) == pytest.approx(beta, rel=1e-9)
 
 
+@settings(max_examples=40)
 @given(sensitivities.filter(np.all))
 def test_table_one(profile):
     k, l1, l2 = profile.size, profile.sum(), math.sqrt((profile**2).sum())

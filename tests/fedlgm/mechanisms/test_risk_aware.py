@@ -269,7 +269,8 @@ def test_training(tmp_path, variant, weights):
     mechanism = mechanisms.get(
         "lm-dp-sgd", variant=variant, error_rates=(0.4, 0.3), emphasis=2.0, **options
     )
-    facts = RunFacts(0.0, Sampling("poisson", 600, 0.1), rounds=60, epsilon=8.0, delta=1e-4)
+    budget = {"epsilon": 8.0, "delta": 1e-4, "accountant": "rdp"}
+    facts = RunFacts(0.0, Sampling("poisson", 600, 0.1), rounds=60, **budget)
     method = Method.of(model, mechanism, facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
         result = train(model, x, y, method, keys=KeyRing.from_seed(1), ledger=ledger, lr=1.0)

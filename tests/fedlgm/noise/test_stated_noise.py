@@ -54,7 +54,7 @@ def subject(name: str, trust: str) -> Subject:
     relation = "add-remove" if trust == "central" else "replace-one"
     accountant = "pld" if shares is None else "rdp"
     facts = RunFacts(
-        0.0, Sampling("poisson", 30, 1.0), relation, trust, 3, 8.0, 1e-5, accountant, shares=shares
+        0.0, Sampling("poisson", 30, 1.0), relation, trust, 3, 1.0, 1e-5, accountant, shares=shares
     )  # fmt: skip
     mechanism, layers = mechanisms.get(name), LayerTable.from_sizes({"weight": 600, "bias": 5})
     return Subject(name, Method.calibrate(mechanism, mechanism.table(layers), facts))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-STEPS = 16
+STEPS = 8
 ALLOCATIONS = """
 import ctypes, sys
 import torch

@@ -62,7 +62,7 @@ def test_without_noise_it_finds_scikit_learns_lasso(strength):
 
 def test_without_noise_it_finds_scikit_learns_logistic_regression():
     data = load_tabular("breast-cancer")
-    path = noiseless(Logistic(0.05), data.features, data.targets, passes=2000)
+    path = noiseless(Logistic(0.05), data.features, data.targets, passes=1000)
     known = LogisticRegression(
         C=1 / (0.05 * len(data.targets)), fit_intercept=False, tol=1e-10, max_iter=10_000
     )

@@ -7,7 +7,7 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -109,6 +109,7 @@ def test_events_are_worth_the_budget(method):
     assert (plan.guarantee.relation, plan.guarantee.unit) == ("add-remove", "example")
 
 
+@settings(max_examples=40)
 @given(rows, rows)
 def test_sums_add_up_over_clients(first, second):
     for method in ("gaussian-iid", "gaussian-inid"):

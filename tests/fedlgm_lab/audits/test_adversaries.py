@@ -15,7 +15,7 @@ from fedlgm.planning.facts import RunFacts, Sampling
 from fedlgm.planning.layers import LayerTable
 from fedlgm_lab.audits import Audit, Subject
 
-LAYERS = LayerTable.from_sizes({"weight": 600, "bias": 50})
+LAYERS = LayerTable.from_sizes({"weight": 4000, "bias": 100})
 
 
 def subject(noise: str = "discrete-gaussian", rate: float = 1.0, **options: int) -> Subject:

@@ -247,7 +247,7 @@ def test_stored_rows_make_the_same_record():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("laplace-inid", {}, "Gaussian noise"),
+        ("laplace-inid", {"epsilon": 1.0}, "Gaussian noise"),
         ("none", {}, "no noise"),
         ("ladp", {"threshold": 1e9}, "nothing"),
     ],

@@ -61,7 +61,7 @@ def test_an_honest_run_verifies_at_both_levels(name: str, tmp_path: Path) -> Non
 
 def test_an_example_level_run_verifies_at_both_levels(tmp_path: Path) -> None:
     few = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
-    run = certified_run(tmp_path, recipe="dp-sgd-digits", basis=few)
+    run = certified_run(tmp_path, ["privacy.epsilon=1"], recipe="dp-sgd-digits", basis=few)
     case = run.verify(run.sign(run.statement))
     assert case.claim["unit"] == "example"
     audit(case, run.run / "private")
@@ -81,7 +81,7 @@ def test_charges_before_the_run_are_part_of_the_certificate(tmp_path: Path) -> N
         ledger=tmp_path / "statistics.sqlite",
     )
     settings = [f"federation.rounds={ROUNDS}", "run.seed=none", "run.keep_releases=true"]
-    settings += ["privacy.delta=0.0002", "run.evaluate_every=7"]
+    settings += ["privacy.delta=0.0002", "privacy.accountant=rdp", "run.evaluate_every=7"]
     run = certified_run(tmp_path, data=statistics.data, recipe="ten-hospitals", basis=settings)
     case = run.verify(run.sign(run.statement))
     assert [row["round"] for row in case.charges] == [0, *range(1, ROUNDS + 1)]
@@ -202,7 +202,7 @@ def test_a_ledger_or_release_that_was_changed_is_not_certified(tmp_path: Path) -
         certify(run, tmp_path / "operator.pem")
     release.write_bytes(kept)
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"epsilon": 1.0}))
+    (run / "result.json").write_text(json.dumps(result | {"epsilon": 0.5}))
     with pytest.raises(LedgerError, match="epsilon"):
         certify(run, tmp_path / "operator.pem")
 
@@ -225,14 +225,14 @@ def test_the_exit_status_says_what_was_found(honest: Certified, tmp_path: Path) 
     assert opened.exit_code == 0
     assert opened.output.startswith("Level 2 holds")
     figures = json.loads(runner.invoke(app, ["verify", *given, "--json"]).output)
-    assert (figures["holds"], figures["claim"]["epsilon"]) == (True, 8.0)
+    assert (figures["holds"], figures["claim"]["epsilon"]) == (True, 1.0)
     statement = honest.copy()
-    statement["predicate"]["claim"]["epsilon"] = 4.0
+    statement["predicate"]["claim"]["epsilon"] = 0.5
     (tmp_path / "certificate.json").write_bytes(honest.sign(statement))
     lower = runner.invoke(app, ["verify", *_arguments(honest, tmp_path)])
     assert lower.exit_code == 2
     assert lower.output.count("\n") == 1
-    assert "check 11: epsilon is stated as 4, but it is " in lower.output
+    assert "check 11: epsilon is stated as 0.5, but it is " in lower.output
     statement["predicateType"] += "9"
     (tmp_path / "certificate.json").write_bytes(honest.sign(statement))
     assert runner.invoke(app, ["verify", *_arguments(honest, tmp_path)]).exit_code == 3

@@ -28,12 +28,12 @@ CLIENTS = {
         "digits",
         [
             *(*SMALL, "privacy.trust=local", "privacy.max_participations=2"),
-            *("mechanism.name=laplace-inid", "privacy.epsilon=20"),
+            *("mechanism.name=laplace-inid", "privacy.epsilon=5"),
         ],
     ),
     "local, examples": (
         "example-level-federation",
-        [*FEW, "run.evaluate_every=7", "federation.server_lr=0.7"],
+        [*FEW, "run.evaluate_every=7", "federation.server_lr=0.7", "privacy.epsilon=1"],
     ),
     "distributed": ("distributed-digits", [*SHORT, "privacy.max_participations=7"]),
     "distributed, Skellam": (
@@ -43,12 +43,12 @@ CLIENTS = {
 }
 SERVER = {
     "users": ("digits", [*SMALL, "privacy.unit=user", "federation.users=30"]),
-    "examples": ("dp-sgd-digits", [*FEW, "run.evaluate_every=7"]),
+    "examples": ("dp-sgd-digits", [*FEW, "run.evaluate_every=7", "privacy.epsilon=1"]),
     "examples, allocated": (
         "dp-sgd-digits",
         [
             *(*FEW, "run.evaluate_every=7", "federation.sampling=allocation"),
-            *("federation.participations=2", "training.batch_size=412"),
+            *("federation.participations=2", "training.batch_size=412", "privacy.epsilon=1"),
         ],
     ),
     "allocated": (

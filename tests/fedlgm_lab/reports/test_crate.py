@@ -44,11 +44,12 @@ def test_only_public_files_are_in_it(packed: Path, tmp_path: Path) -> None:
     assert load_file(tmp_path / "model.safetensors")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_a_users_own_model_is_packed_with_its_exported_model(
     run: Any, tmp_path: Path, finished: Path
 ) -> None:
     part = (np.zeros((40, 3), dtype=np.float32), np.arange(40) % 2)
-    changes = {"federation.clients": 10, "federation.rounds": 1, "privacy.delta": 0.01}
+    changes = {"federation.clients": 10, "federation.rounds": 1, "privacy.epsilon": 1}
     result = simulations.simulate(
         model=torch.nn.Linear(3, 2), data={"train": part, "test": part}, overrides=changes,
         run_dir=tmp_path / "own",

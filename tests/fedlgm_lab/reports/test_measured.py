@@ -35,6 +35,7 @@ def scores(shift: float) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(shift, size=4000), rng.normal(size=4000)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_results_are_shown_to_the_operator_only(run: Path) -> None:
     folder = RunFolder.open(run)
     weak, strong = evaluate_scores(*scores(0.05)), evaluate_scores(*scores(4.0))
@@ -51,6 +52,7 @@ def test_results_are_shown_to_the_operator_only(run: Path) -> None:
     assert "Not shown: loss (examples). The bounds are about clients." in private
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_rate_above_the_bound_is_said_first(run: Path) -> None:
     folder = RunFolder.open(run)
     results_file.keep(folder, "client", {"loss": evaluate_scores(*scores(5.0))})

@@ -39,7 +39,7 @@ METHODS = ("ladp", "full-dp", "none")
 
 
 def small(
-    methods: tuple[str, ...] = METHODS, seeds: int = 3, *more: str, **options: object
+    methods: tuple[str, ...] = METHODS, seeds: int = 2, *more: str, **options: object
 ) -> list[Job]:
     return jobs("digits", methods, seeds, [*SMALL, *more], **options)  # type: ignore[arg-type]
 
@@ -249,7 +249,7 @@ def test_another_set_in_the_same_folder_is_refused(
     todo, out = finished
     shutil.copytree(out / todo[0].folder, tmp_path / todo[0].folder)
     with pytest.raises(ConfigError, match="another --out"):
-        running.run(small(METHODS, 3, "training.lr=0.2", epsilons=(8.0, 2.0)), tmp_path)
+        running.run(small(METHODS, 2, "training.lr=0.2", epsilons=(8.0, 2.0)), tmp_path)
 
 
 # -- what it shows -----------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_the_command(finished: tuple[list[Job], Path]) -> None:
         "--methods",
         ",".join(METHODS),
         "--seeds",
-        "3",
+        "2",
         "--out",
         str(out),
         "--json",
@@ -339,12 +339,12 @@ def test_the_command(finished: tuple[list[Job], Path]) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.strip().splitlines()[-1])
-    assert len(printed["runs"]) == 15
+    assert len(printed["runs"]) == 10
     assert printed["runs"][-1]["epsilon"] == "inf"
     assert (
         "seconds" not in (out / "study.json").read_text()
     )  # wall times show how many clients took part
-    assert Study.read(out / "study.json").table()["n"].tolist() == [3] * 5
+    assert Study.read(out / "study.json").table()["n"].tolist() == [2] * 5
     assert {"runs.csv", "table.tex", "study.svg"} <= {path.name for path in out.iterdir()}
 
 

@@ -20,7 +20,7 @@ from fedlgm_lab.studies.study import base_of
 
 CHANGES = {
     "federation.clients": 20, "federation.rounds": 2, "federation.rate": 0.5, "privacy.delta": 0.01,
-    "privacy.accountant": "rdp", "run.seed": 7,
+    "privacy.accountant": "rdp", "privacy.epsilon": 1, "run.seed": 7,
 }  # fmt: skip
 
 

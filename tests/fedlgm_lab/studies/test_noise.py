@@ -256,7 +256,7 @@ class TestWhatAComparisonCosts:
             "data.partition": "natural",
             "federation.clients": 20,
             "federation.rounds": 1,
-            "privacy.delta": 0.01,
+            "privacy.epsilon": 1,
         }
         values = [str(tmp_path / value) for value in values] if key == "data.file" else values
         changes[key] = values[0]

@@ -109,10 +109,11 @@ def test_seeds_that_agree_exactly() -> None:
 def test_accuracies_that_agree_by_chance_claim_nothing() -> None:
     """Of a test set of 114 examples equal methods often differ by the same step for every seed."""
     draw, alarms = np.random.default_rng(4), 0
-    for _ in range(200):
+    for _ in range(100):
         figures = np.round(draw.normal(0.9, 0.007, size=(2, 20, 3)) * 114) / 114
         alarms += min(holm([difference(a, b).p for a, b in zip(*figures, strict=True)])) < 0.05
-    assert alarms <= 20  # of 10 expected at most; with p = 0 for agreement it is 80
+    # Of 5 expected at most, at level 0.002; with p = 0 for agreement it is 40.
+    assert alarms <= 12
 
 
 @pytest.mark.parametrize(

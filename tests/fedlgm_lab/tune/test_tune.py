@@ -290,12 +290,14 @@ def test_the_published_model_of_tables_has_the_metadata_of_an_export_and_the_cos
         search={"training.lr": [1.0]},
         expected_runs=1.5,
         folder=tmp_path / "search",
-        overrides={"federation.rounds": 2, "privacy.delta": 1e-3},
+        overrides={"federation.rounds": 2, "privacy.delta": 1e-3, "privacy.accountant": "rdp"},
     )
     with safe_open(found.folder / "model.safetensors", "pt") as file:
         told = file.metadata()
     result = simulations.simulate(
-        "ten-hospitals", overrides={"federation.rounds": 1}, run_dir=tmp_path / "run"
+        "ten-hospitals",
+        overrides={"federation.rounds": 1, "privacy.accountant": "rdp"},
+        run_dir=tmp_path / "run",
     )
     assert set(told) - {"search"} == set(_texts(result)) - {"claimed_epsilon", "guarantee_status"}
     assert json.loads(told["epsilon"]) == found.epsilon == json.loads(told["search"])["epsilon"]

@@ -56,4 +56,4 @@ def test_the_search_finds_nodes_that_unmask_for_anybody(monkeypatch):
 
     monkeypatch.setattr(participant.Participant, "unmask", careless)
     monkeypatch.setattr(Terms, "problem", lambda self, nodes: "")
-    assert any("a sum of too few" in one for one in attacked(300, seed=1)[1])
+    assert any("a sum of too few" in one for one in attacked(80, seed=1)[1])

@@ -28,7 +28,9 @@ def random_rounds(monkeypatch, count: int, seed: int) -> tuple[int, int]:
         nodes = int(rng.integers(2 * reach + 2, 2 * reach + 9))
         use_ring(monkeypatch, explicit(reach, min(colluders, reach - 1)))
         threshold = int(rng.integers((nodes + colluders) // 2 + 1, nodes + 1))
-        found = made.setdefault((nodes, colluders), federation(nodes, colluders, seed=number))
+        if (nodes, colluders) not in made:
+            made[nodes, colluders] = federation(nodes, colluders, seed=number)
+        found = made[nodes, colluders]
         size = int(rng.choice([1, 2, 7, 64]))
         for member in found.members:
             member.size = size
@@ -46,9 +48,9 @@ def random_rounds(monkeypatch, count: int, seed: int) -> tuple[int, int]:
 
 
 def test_the_sum_is_exact_or_the_round_is_void(monkeypatch):
-    exact, void = random_rounds(monkeypatch, 60, seed=1)
-    assert exact > 15
-    assert void > 10
+    exact, void = random_rounds(monkeypatch, 40, seed=1)
+    assert exact > 10
+    assert void > 6
 
 
 @pytest.mark.slow
@@ -227,7 +229,7 @@ def test_wrong_shares_are_found_among_the_neighbours(monkeypatch):
 
 
 def test_random_deviations():
-    gains, violations, sums = attacked(200, seed=1, ring=True)
+    gains, violations, sums = attacked(100, seed=1, ring=True)
     assert violations == []
     assert sums > 0
     assert gains.accepted > 10
@@ -288,4 +290,4 @@ def test_the_search_finds_nodes_that_sign_two_sets(monkeypatch):
         )
 
     monkeypatch.setattr(participant.Participant, "agree", careless)
-    assert any("two signatures" in one for one in attacked(100, seed=1, ring=True)[1])
+    assert any("two signatures" in one for one in attacked(50, seed=1, ring=True)[1])

@@ -96,25 +96,20 @@ def training_of(pid: int) -> list[int]:
     return [child for child in children if resident(child)]
 
 
-def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
+def test_a_service_that_has_trained_holds_no_torch(tmp_path):
     folder = make_node(tmp_path / "node")
-    edit(folder, "training_idle_seconds = 300.0", "training_idle_seconds = 3.0")
     log = (tmp_path / "log").open("wb")
     service = subprocess.Popen(
         [sys.executable, "-c", SERVE, "node", "serve", str(folder.path)], stdout=log, stderr=log
     )
     try:
         wait_until(lambda: folder.socket.exists() or service.poll() is not None)
-        for round_ in (1, 2):
-            # Idle; the next question starts another. None is left in the system's table.
-            wait_until(lambda: not psutil.Process(service.pid).children())
-            assert hello(folder)["ok"]
-            assert not training_of(service.pid)
-            assert ask(folder, round=round_)[0]["ok"]
-            assert psutil.Process(service.pid).memory_full_info().pss <= MOST_MIB << 20
-            maps = Path(f"/proc/{service.pid}/maps").read_text()
-            assert "libtorch" not in maps
-            assert "/scipy/" not in maps
+        assert hello(folder)["ok"]
+        assert ask(folder)[0]["ok"]
+        assert psutil.Process(service.pid).memory_full_info().pss <= MOST_MIB << 20
+        maps = Path(f"/proc/{service.pid}/maps").read_text()
+        assert "libtorch" not in maps
+        assert "/scipy/" not in maps
         started = training_of(service.pid)
         assert len(started) == 2
         service.kill()
@@ -122,6 +117,19 @@ def test_a_service_holds_no_torch_before_and_after_it_trains(tmp_path):
     finally:
         service.kill()
         service.wait()
+    assert [row.round for row in rows(folder)] == [1]
+
+
+def test_an_idle_training_process_ends_and_the_next_question_starts_another(tmp_path):
+    folder = make_node(tmp_path / "node")
+    edit(folder, "training_idle_seconds = 300.0", "training_idle_seconds = 1.0")
+    with NodeProcess(folder) as service:
+        for round_ in (1, 2):
+            wait_until(lambda: not psutil.Process(service.pid).children())  # nor a zombie
+            assert hello(folder)["ok"]
+            assert not training_of(service.pid)
+            assert ask(folder, round=round_)[0]["ok"]
+            assert len(training_of(service.pid)) == 1
     assert [row.round for row in rows(folder)] == [1, 2]
 
 

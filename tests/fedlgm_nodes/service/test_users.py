@@ -3,6 +3,7 @@ become another user."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -33,25 +34,32 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def as_stranger(action: Callable[[], object], groups: tuple[int, ...] = ()) -> str:
-    """Name of the error that an action of another user ends with; "" if it succeeds."""
+def as_stranger(
+    actions: dict[str, Callable[[], object]], groups: tuple[int, ...] = ()
+) -> dict[str, str]:
+    """Name of the error that each action of another user ends with; "" if it succeeds."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        said = {}
         try:
             os.setgroups(list(groups))
             os.setresgid(STRANGER, STRANGER, STRANGER)
             os.setresuid(STRANGER, STRANGER, STRANGER)
-            action()
-            said = ""
-        except BaseException as error:
-            said = type(error).__name__ + ": " + str(error)
-        os.write(writing, said.encode()[:500])
-        os._exit(0)
+            for name, action in actions.items():
+                try:
+                    action()
+                    said[name] = ""
+                except BaseException as error:
+                    said[name] = f"{type(error).__name__}: {error}"[:500]
+        finally:
+            os.write(writing, json.dumps(said).encode())
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode()
+        said = json.loads(pipe.read())
     os.waitpid(child, 0)
+    assert list(said) == list(actions)
     return said
 
 
@@ -90,8 +98,7 @@ def test_another_user_reaches_nothing_of_the_node(place):
             "become root": lambda: os.setuid(0),
             "connect": lambda: connect(folder),
         }
-        for name, attempt in attempts.items():
-            said = as_stranger(attempt)
+        for name, said in as_stranger(attempts).items():
             assert said.startswith("PermissionError") or "this user may not use it" in said, (
                 name,
                 said,
@@ -109,9 +116,14 @@ def test_the_group_of_the_socket_may_ask_and_only_ask(place, umask):
     edit(folder, 'group = ""', f'group = "{GROUP}"')
     os.chown(folder.path / "run", -1, GROUP)
     with served(folder):
-        assert as_stranger(lambda: connect(folder), (GROUP,)) == ""
-        assert "PermissionError" in as_stranger(lambda: folder.socket.unlink(), (GROUP,))
-        assert "PermissionError" in as_stranger(lambda: folder.policy_file.read_bytes(), (GROUP,))
+        attempts: dict[str, Callable[[], object]] = {
+            "connect": lambda: connect(folder),
+            "remove the socket": lambda: folder.socket.unlink(),
+            "read the policy": lambda: folder.policy_file.read_bytes(),
+        }
+        connected, *others = as_stranger(attempts, (GROUP,)).values()
+        assert connected == ""
+        assert all(said.startswith("PermissionError") for said in others)
 
 
 def test_the_policy_names_the_users_that_may_ask(place):

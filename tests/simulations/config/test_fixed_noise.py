@@ -41,6 +41,7 @@ NOISE = ["privacy.epsilon=none", "privacy.noise_multiplier=2.0"]
     ],
 )
 def test_the_noise_is_the_given_one(name, more, tmp_path):
+    more = [*more, "federation.rounds=10"]
     recipe = load(name, [*NOISE, *more])
     assert Assembly(recipe).privacy.method.facts.noise_multiplier == pytest.approx(2.0, rel=1e-5)
     (tmp_path / "again.toml").write_text(recipe.to_toml(), encoding="utf-8")
@@ -183,6 +184,6 @@ def test_attacks_vary_the_budget():
 
 
 def test_a_mechanism_with_other_levels_is_refused():
-    recipe = load("digits", [*NOISE, "mechanism.name=laplace-iid"])
+    recipe = load("digits", [*NOISE, "mechanism.name=laplace-iid", "federation.rounds=2"])
     with pytest.raises(ConfigError, match=r"noise_multiplier = 2: .* give privacy.epsilon instead"):
         _ = Assembly(recipe).privacy.method

@@ -11,7 +11,7 @@ from simulations.config.facts import facts_of
 from simulations.runs.folder import RunFolder
 
 SHORT = {"federation.rounds": 2, "federation.clients": 20, "federation.cohort": 5, "run.seed": 3}
-PEOPLE = SHORT | {"privacy.relation": "replace-one"}
+PEOPLE = SHORT | {"privacy.relation": "replace-one", "privacy.accountant": "rdp"}
 
 
 def test_a_run_for_people_keeps_its_budget_and_its_condition(tmp_path):

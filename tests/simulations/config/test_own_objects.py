@@ -133,6 +133,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("vectorize", ["off", "on", "auto"])
+@pytest.mark.usefixtures("undrawn")
 def test_everything_may_be_a_users_own(here: Path, vectorize: str) -> None:
     result = launch.simulate(own(training={"vectorize": vectorize}), run_dir=here / "run")
     assert result["metrics"] == {"loss": result["loss"]}

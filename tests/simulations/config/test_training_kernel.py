@@ -77,6 +77,7 @@ def on(recipe: str, *overrides: str) -> Assembly:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_compiler_auto_is_torch_and_says_why_and_native_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,18 +57,21 @@ def run(
     )
 
 
-def test_a_run_repeats_and_dropout_changes_it(tmp_path: Path) -> None:
-    one, again, without = run(tmp_path / "1"), run(tmp_path / "2"), run(tmp_path / "3", rate=0.0)
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> simulations.RunResult:
+    return run(tmp_path_factory.mktemp("one") / "run")
+
+
+def test_a_run_repeats_and_dropout_changes_it(one: simulations.RunResult, tmp_path: Path) -> None:
+    again, without = run(tmp_path / "2"), run(tmp_path / "3", rate=0.0)
     assert one["model_sha256"] == again["model_sha256"] != without["model_sha256"]
     assert one.accuracy == again.accuracy
 
 
-def test_worker_processes_give_the_same_bits(tmp_path: Path) -> None:
+def test_worker_processes_give_the_same_bits(one: simulations.RunResult, tmp_path: Path) -> None:
     """Ray's and Flower's do, too: see `test_engines_agree_on_a_users_own`."""
-    assert (
-        run(tmp_path / "1", "processes", workers=2)["model_sha256"]
-        == run(tmp_path / "2")["model_sha256"]
-    )
+    other = run(tmp_path / "1", "processes", workers=2)
+    assert other["model_sha256"] == one["model_sha256"]
 
 
 def test_many_clients_at_once_is_one_message_before_there_is_a_run(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def expected(result: simulations.RunResult) -> np.ndarray:
     return torch.softmax(result.model()(torch.from_numpy(x)).double(), 1).detach().numpy()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_export_and_the_report_name_columns_and_classes(linear, models):
     told = metadata(linear.folder)
     assert [(one["name"], one["dtype"]) for one in told["columns"]] == [
@@ -269,6 +270,7 @@ def test_the_bundled_table_has_the_names_and_constants_of_its_columns(tmp_path):
     assert np.allclose(found.iloc[:, 0], 1 / (1 + np.exp(-outputs[:, 0])), atol=1e-5)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_of_published_classes_are_exported(tmp_path, monkeypatch):
     monkeypatch.setitem(PUBLISHED, "digits", tuple("abcdefghij"))
     result = simulations.simulate(

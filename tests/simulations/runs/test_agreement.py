@@ -130,6 +130,7 @@ def test_a_run_without_privacy_cannot_be_called_proven(tmp_path):
         launch.resume(run)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_edited_sentence_has_no_effect(edited, finished):
     """Its words come from the recipe, not from the file: no reader shows the edit."""
     true = json.loads((finished / "result.json").read_text())["guarantee"]

@@ -99,6 +99,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("name", "line", "keys", "value"), CHANGES, ids=str)
+@pytest.mark.usefixtures("undrawn")
 def test_every_command_refuses_in_a_sentence_or_does_not_need_the_file(
     finished, copied, run, name, line, keys, value
 ):
@@ -150,6 +151,7 @@ def test_a_row_without_a_figure_is_refused(finished, copied, run, name, line):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "result.json", "provenance.json"])
+@pytest.mark.usefixtures("undrawn")
 def test_nested_lists_without_end_are_no_traceback(finished, copied, run, name):
     folder, refused = copied(finished), 0
     (folder / name).write_text("[" * 100_000)

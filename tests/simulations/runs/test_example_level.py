@@ -55,6 +55,7 @@ def examples(assembly):
 # -- one party ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_says_what_it_protects_and_stays_within_its_budget(run):
     assert run["unit"] == "example"
     assert run["guarantee"].startswith(

@@ -31,6 +31,7 @@ from simulations.engines.local import LocalGrid
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.summaries import ledgers, terminal
+from tests.support.undrawn import without_drawing
 
 CAVEAT = "simulation: the seed is public, and with it the noise can be drawn again"
 PRIVATE = {"cohort", "present", "discarded", "seconds", "seconds_per_round", "failures"}
@@ -61,10 +62,11 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def reported(runs) -> dict[str, str]:
     """Output of the command `report` for every run. Each run has its report from then on."""
-    return {
-        kind: CliRunner().invoke(app, ["report", str(run), "--json"]).stdout
-        for kind, run in runs.items()
-    }
+    with without_drawing():
+        return {
+            kind: CliRunner().invoke(app, ["report", str(run), "--json"]).stdout
+            for kind, run in runs.items()
+        }
 
 
 def plain(shown: object) -> str:

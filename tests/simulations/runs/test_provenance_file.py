@@ -74,7 +74,7 @@ def test_nor_do_they_hold_one_of_a_file_of_the_data(
         "partition": "iid",
     }
     changes = {f"data.{key}": value for key, value in values.items()}
-    changes |= {"federation.clients": 4, "federation.rounds": 1, "privacy.delta": 0.01}
+    changes |= {"federation.clients": 4, "federation.rounds": 1, "privacy.epsilon": 1}
     simulations.simulate("digits", overrides=changes, run_dir="run")
     assert digest_of_file("train.csv").encode() not in public_text(Path("run"))
     folder = RunFolder.open(Path("run"))

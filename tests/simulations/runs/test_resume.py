@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sqlite3
+import time
 import warnings
 from contextlib import closing
 
@@ -20,6 +21,7 @@ from simulations.config.assembly import Assembly
 from simulations.engines.local import LocalGrid
 from simulations.runs.folder import RunFolder
 from simulations.runs.server import serve
+from strategies import LayerwiseFedAvg
 from tests.support.forked import ForkedCommand
 from tests.support.interruption import Interrupted, interrupt_at
 
@@ -349,11 +351,16 @@ def test_an_existing_folder_is_never_touched(tiny, tmp_path):
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
 )
 def test_the_command_is_stopped_and_says_how_to_go_on(tiny, tmp_path, number, status):
-    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 80}, run={"evaluate_every": 80})
+    recipe = tiny(data={"partition": "hsu"}, federation={"rounds": 12}, run={"evaluate_every": 12})
     path, run = tmp_path / "slow.toml", tmp_path / "run"
     path.write_text(recipe.to_toml(), encoding="utf-8")
+
+    def slow_down():
+        begin = LayerwiseFedAvg.configure_train
+        LayerwiseFedAvg.configure_train = lambda *given: time.sleep(0.1) or begin(*given)
+
     command = ForkedCommand(
-        tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run
+        tmp_path / "said", "simulate", path, "--engine", "local", "--run-dir", run, before=slow_down
     )
     rows = run / "metrics.jsonl"
     command.wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 2)

@@ -87,6 +87,7 @@ class TestGroups:
         assert how_to_read(recipe, [row]) == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_nobody_reads_the_accountants_own_notation(tiny, tmp_path):
     """The command and the page; --json keeps the event as it was, beside the words."""
     run = tmp_path / "run"

@@ -68,7 +68,7 @@ def test_empty_batches_are_steps_like_any_other(tmp_path):
 def test_without_keys_batches_and_noise_are_secret_and_differ(tmp_path):
     trained = []
     for name in ("first", "second"):
-        facts = RunFacts(0.0, Sampling("poisson", 20, 0.5), rounds=1, epsilon=8.0, delta=1e-2)
+        facts = RunFacts(0.0, Sampling("poisson", 20, 0.5), rounds=1, epsilon=1.0, delta=1e-2)
         model = torch.nn.Linear(1, 2)
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.zeros_(model.bias)
@@ -101,7 +101,7 @@ def test_steps_on_examples_are_not_called_user_level(tmp_path):
     x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
     model = torch.nn.Linear(1, 2)
     facts = RunFacts(
-        0.0, Sampling("poisson", 10, 0.5, of="user"), rounds=2, epsilon=4.0, delta=1e-2
+        0.0, Sampling("poisson", 10, 0.5, of="user"), rounds=2, epsilon=1.0, delta=1e-2
     )
     method = Method.of(model, mechanisms.get("dp-sgd"), facts)
     with Ledger(tmp_path / "ledger.sqlite", "run") as ledger:
@@ -114,7 +114,7 @@ def test_only_what_is_drawn_is_charged(tmp_path):
     """Local steps are charged at their own rate, and a step of `train` draws at that of the facts:
     42 instead of 4."""
     x, y = torch.linspace(-1, 1, 10)[:, None], torch.arange(10) // 5
-    budget = {"rounds": 8, "epsilon": 4.0, "delta": 1e-2}
+    budget = {"rounds": 8, "epsilon": 4.0, "delta": 1e-2, "accountant": "rdp"}
     facts = RunFacts(
         0.0, Sampling("poisson", 10, 0.5), trust="local", steps=LocalSteps(1, 0.01, 32.0), **budget
     )
@@ -321,7 +321,8 @@ def weights_after(ledger, steps=6, **options):
     x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(1)), torch.arange(40) % 3
     torch.manual_seed(0)
     model = torch.nn.Linear(5, 3)
-    facts = RunFacts(0.0, Sampling("poisson", 40, 0.5), rounds=steps, epsilon=8.0, delta=1e-3)
+    budget = {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp"}
+    facts = RunFacts(0.0, Sampling("poisson", 40, 0.5), rounds=steps, **budget)
     method = Method.of(model, mechanisms.get("dp-sgd"), facts)
     with Ledger(ledger, "run") as book:
         trained = train(model, x, y, method, keys=KeyRing.from_seed(3), ledger=book, **options)

@@ -20,8 +20,9 @@ from fedlgm.training.models.requirements import freeze_norms_, require_stateless
 
 X, Y = np.random.default_rng(0).normal(size=(200, 5)).astype("float32"), np.arange(200) % 2
 DATA = {"train": (X, Y), "test": (X[:50], Y[:50])}
-CLIENTS = ["federation.clients=20", "federation.rounds=2", "run.seed=7"]
-EXAMPLES = ["federation.rounds=2", "training.batch_size=32", "run.seed=7"]
+SHORT = ["federation.rounds=2", "run.seed=7", "privacy.accountant=rdp", "privacy.epsilon=1"]
+CLIENTS = [*SHORT, "federation.clients=20"]
+EXAMPLES = [*SHORT, "training.batch_size=32"]
 
 
 def normed() -> nn.Sequential:

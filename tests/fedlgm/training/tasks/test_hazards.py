@@ -115,7 +115,7 @@ def test_a_run_on_tables_is_proven_and_names_its_coefficients(tmp_path):
         users=np.arange(300) % 5,
         overrides={
             "task.name": "hazards", "task.breaks": [6, 12, 24, 36], "federation.rounds": 20,
-            "privacy.delta": 1e-3, "run.seed": 1,
+            "privacy.delta": 1e-3, "privacy.accountant": "rdp", "run.seed": 1,
         },
         run_dir=tmp_path / "run",
     )  # fmt: skip

@@ -51,6 +51,7 @@ def test_inversion_prints_a_table(run, tiny_file):
     assert "attack-inversion.png" in out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_membership_of_a_run(run, finished):
     status, out, err = run("attack", "lira", finished, "--shadows", 4, "--json")
     assert (status, err) == (0, "")

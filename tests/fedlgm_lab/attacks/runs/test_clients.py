@@ -55,6 +55,7 @@ def test_scores_of_a_client_are_means_over_its_examples(recipe):
     assert pool.by_unit(values[1]).tolist() == means[1].tolist()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_attacks_on_clients_and_their_epsilon(run, tiny_file):
     overrides = [
         "--set",
@@ -85,6 +86,7 @@ def test_attacks_on_clients_and_their_epsilon(run, tiny_file):
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_is_attacked_by_its_own_clients(run, finished):
     status, out, err = run("attack", "lira", finished, "--shadows", 4, "--unit", "client", "--json")
     assert (status, err) == (0, "")

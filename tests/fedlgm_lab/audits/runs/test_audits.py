@@ -137,7 +137,7 @@ def test_canaries_are_part_of_the_bits_and_their_absence_changes_nothing(tiny, t
         (
             {
                 "mechanism": {"name": "laplace-inid"},
-                "privacy": {"accountant": "pld"},
+                "privacy": {"accountant": "pld", "epsilon": 1.0},
                 "federation": {"rate": 1.0},
             },
             "Gaussian noise",
@@ -417,7 +417,7 @@ def test_the_command_draws_prints_and_exits(tmp_path, monkeypatch):
         (["gaussian", "--method", "best"], "known: auto"),
         (["gaussian", "--canaries", "1"], "at least 2"),
         (["gaussian", "--variant", "published"], "no variant"),
-        (["laplace-iid", "--trials", "9"], "at least 32"),
+        (["laplace-iid", "--epsilon", "1", "--trials", "9"], "at least 32"),
         (["gaussian", "--confidence", "1.5"], "confidence"),
         (["gaussian", "--set", "colour=red"], "colour"),
     ],

@@ -23,6 +23,7 @@ def test_a_trial_runs_on_small_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
             group["axes"]["emphasis"] = "all"
         group["seeds"] = [1]
         group["set"] |= {"federation.rounds": 2, "training.batch_size": 4}
+        group["set"] |= {"privacy.accountant": "rdp"}  # its calibrations are quick
     monkeypatch.setattr(runs, "settings", lambda name: short)
     monkeypatch.setattr(layer_attacks, "PRIVATE", 20)
     monkeypatch.setattr(layer_attacks, "PUBLIC", 40)

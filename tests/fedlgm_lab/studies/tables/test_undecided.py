@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from fedlgm_lab.studies.tables import maker, outcomes, undecided
 
 RESULTS = Path(__file__).parents[4] / "docs" / "results"
 STORE = maker.load("undecided").open(RESULTS)
+ROWS = cache(undecided.rows)
 
 
 def test_every_undecided_claim_has_its_hours_or_the_reason_why_not() -> None:
-    lines = undecided.rows(STORE)
+    lines = ROWS(STORE)
     told = outcomes.summary(RESULTS, outcomes.studies(RESULTS))
     assert re.search(rf"\b{len(lines)} of \d+ claims are not decided", told)
     for line in lines:
@@ -25,7 +27,7 @@ def test_every_undecided_claim_has_its_hours_or_the_reason_why_not() -> None:
 
 def test_hours_are_further_seeds_times_runs_times_seconds() -> None:
     expected = {"000-table-2-mnist": 2, "000-figure-1": 6}  # two methods, there at three budgets
-    timed = [line for line in undecided.rows(STORE) if line[-1] != "-"]
+    timed = [line for line in ROWS(STORE) if line[-1] != "-"]
     assert any(f"[{study}](#{study})" == line[0] for study in expected for line in timed)
     for link, claim, seeds, needed, runs, seconds, hours in timed:
         study = link[1 : link.index("]")]
