@@ -21,7 +21,6 @@ from patience import LIMIT_S, wait_until
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
-from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
@@ -160,21 +159,19 @@ def test_nodes_whose_processes_are_killed_are_named_and_count_as_zero(
         NodesRecord.of(RunFolder.open(run)).silent()
     )
     assert len(_rows(lab, "node0")) - len(_rows(lab, "node2")) >= 4
-    said: list[str] = []
-    processes.up(lab, said.append)  # starts what is missing
-    assert processes.status(lab)["nodes"][2]["service"]
-    assert "can run code as this user" in said[-1]
 
 
 def test_after_a_power_cut_everything_comes_up(lab: DeploymentFolder) -> None:
-    """A SuperLink refuses a SuperNode that went without a word for half a minute, as one that is
-    connected twice."""
+    """Also the processes that were killed before it. A SuperLink refuses a SuperNode that went
+    without a word for half a minute, as one that is connected twice."""
     ours = list(processes._running(lab).values())
     for process in ours:
         process.kill()
     psutil.wait_procs(ours)
-    processes.up(lab)
-    assert Flower(lab).online() == 3
+    said: list[str] = []
+    processes.up(lab, said.append)
+    assert all(node["service"] and node["online"] for node in processes.status(lab)["nodes"])
+    assert "can run code as this user" in said[-1]
 
 
 def test_a_run_that_is_stopped_in_every_way_goes_on_and_costs_the_nodes_nothing_twice(
