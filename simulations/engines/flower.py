@@ -108,18 +108,20 @@ def run_flower(
         config = _run_config(folder, supernodes, objects)
         folder.keys(folder.recipe().run.seed)
         file = config_file(folder.private / "flower.toml", config)
+        folder.diverged.forget()  # else the run that is resumed would seem to have ended
         run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", file)
         seen = len(folder.rows())
 
         def pass_on() -> bool:
-            """Pass on new rows; whether the ServerApp has completed the run."""
+            """Pass on new rows; whether the ServerApp has completed the run, or seen it diverge."""
             nonlocal seen
             rows = folder.rows(private=True)
             for row in rows[seen:]:
                 if progress is not None:
                     progress(row)
             seen = len(rows)
-            return folder.result_file.is_file() and folder.worker() is None
+            ended = folder.result_file.is_file() or folder.diverged.read() is not None
+            return ended and folder.worker() is None
 
         status = follow(flwr, run_id, log, pass_on)
         result = require_summary(
