@@ -204,7 +204,7 @@ def test_an_interrupted_flower_run_ends_and_can_be_continued(tmp_path, nothing_l
 
     The run has correlated noise and secret keys, which Flower's processes read. It goes on to the
     bits of a copy of its folder that is continued here."""
-    rounds = 40  # the command polls the finished rounds: enough of them follow the stop
+    rounds = 24  # the command polls the finished rounds: enough of them follow the stop
     recipe = correlated(
         f"federation.rounds={rounds}", f"run.evaluate_every={rounds}", "run.seed=none"
     )
