@@ -26,7 +26,7 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_SILENCE_S = 20.0  # of the log about tasks, until the SuperLink is asked all the same
+_SILENCE_S = 60.0  # of the log about tasks, until the SuperLink is asked all the same
 _COMPLETED = "finished:completed"
 _TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 

@@ -133,23 +133,17 @@ def _rows(lab: DeploymentFolder, name: str) -> list[Any]:
         return ledger.rows()
 
 
-def test_processes_that_are_stopped_are_named_and_the_run_goes_on(lab: DeploymentFolder) -> None:
+def test_processes_that_are_stopped_or_killed_are_named_and_the_run_goes_on(
+    lab: DeploymentFolder,
+) -> None:
+    """Nodes of killed processes count as zero."""
     strikes = [
         Strike("flwr-serverapp", signal.SIGSTOP, "", STOPPED),
         Strike("node0-service", signal.SIGSTOP, "round 1", STOPPED),
+        Strike("node2-service", signal.SIGKILL, "round 2", ENDED),
+        Strike("node1-supernode", signal.SIGKILL, "round 3", ENDED),
     ]
     status, lines = run_under(lab, strikes, seed=1)
-    assert status == 0, lines
-
-
-def test_nodes_whose_processes_are_killed_are_named_and_count_as_zero(
-    lab: DeploymentFolder,
-) -> None:
-    strikes = [
-        Strike("node2-service", signal.SIGKILL, "round 1", ENDED),
-        Strike("node1-supernode", signal.SIGKILL, "round 2", ENDED),
-    ]
-    status, lines = run_under(lab, strikes, seed=2)
     assert status == 1, lines
     run = max(lab.runs.glob("*/result.json"), key=lambda file: file.stat().st_mtime).parent
     rounds = [json.loads(line) for line in (run / "private" / REPORT).read_text().splitlines()]
@@ -179,15 +173,15 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_and_costs_the_nodes_nothing_
 ) -> None:
     """By Ctrl-C, by the death of its server process, and by the death of the SuperLink."""
     before = [len(_rows(lab, f"node{i}")) for i in range(3)]
-    status, lines = run_under(lab, seed=3, interrupt="round 1")
+    status, lines = run_under(lab, seed=2, interrupt="round 1")
     assert status == 130, lines
     for role in ("flwr-serverapp", "superlink"):
-        status, lines = run_under(lab, [Strike(role, signal.SIGKILL, "round", RESUMES)], seed=3)
+        status, lines = run_under(lab, [Strike(role, signal.SIGKILL, "round", RESUMES)], seed=2)
         assert status == 2, lines
         assert any("continuing" in line for line in lines)
     assert "superlink" not in processes._running(lab)
     processes.up(lab)
-    status, lines = run_under(lab, seed=3)
+    status, lines = run_under(lab, seed=2)
     assert status == 0, lines
     after = [len(_rows(lab, f"node{i}")) for i in range(3)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [ROUNDS] * 3
