@@ -95,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(len(outcomes), options.kills)
     print(f"seed {options.seed}, kills {numbers.start} to {numbers.stop - 1}", flush=True)
     torch.set_num_threads(1)  # forked processes share no pool of threads
-    for outcome in kill(options.trust or [*_RECIPES], numbers, options.nodes, options.seed):
+    trusts = options.trust or [*_RECIPES]
+    for outcome in kill(trusts, numbers, options.nodes, options.seed) if numbers else ():
         outcomes.append(outcome)
         print(json.dumps(outcome), flush=True)
         if out is not None:

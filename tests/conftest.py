@@ -8,9 +8,11 @@ import os
 import tempfile
 from pathlib import Path
 
-# NumPy reads it at its import. OpenBLAS's threads wait at full load, for 50 times as long as small
-# problems take.
+# NumPy and PyTorch read them at their import. The threads of OpenBLAS and OpenMP wait at full load,
+# for 50 times as long as small problems take; on a busy machine a script of a few seconds, with
+# PyTorch's threads of its own, took a minute.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("FEDLGM_TEST_THREADS", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", os.environ["OPENBLAS_NUM_THREADS"])
 
 import pytest
 

@@ -193,6 +193,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         _start(folder, "signer", running, started)
         if settings.superlink is not None:
             _start(folder, "proxy", running, started)
+        for node in settings.nodes:
+            _start(folder, f"{node.name}-service", running, started)
         wait("the SuperLink", flower.healthy)
         wait("the signer", folder.signer.socket.exists)
         names = (
@@ -200,8 +202,6 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             if folder.registered_file.is_file()
             else set()
         )
-        for node in settings.nodes:
-            _start(folder, f"{node.name}-service", running, started)
         if new := {node.name for node in settings.nodes} - names:
             flower.register(*sorted(new))
             folder.registered_file.write_text("\n".join(sorted(names | new)))
@@ -211,8 +211,9 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
         for node in settings.nodes:
             wait(f"the service of {node.name}", partial(_answers, folder, node.name))
         # Its own word: the SuperLink takes nodes that were killed for connected, for half a minute.
-        wait("every node", partial(_all_know_their_id, folder, started), every=0.5)
-        wait("every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
+        wait("every node", partial(_all_know_their_id, folder, started), every=0.25)
+        if any(f"{node.name}-supernode" in running for node in settings.nodes):
+            wait("every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
     except BaseException:
         _stop(folder, list(started))
         raise

@@ -41,6 +41,7 @@ _SILENCE_S, _LONGEST_S = (
     20.0,
     30.0,
 )  # of a run, until Flower is asked what became of it; a question costs a second
+_START_S = 2.5  # until the run's process is missed: SuperExec looks for tasks every second
 
 
 def run(
@@ -228,7 +229,9 @@ def _follow(
         ended = (file := target.private / ENDED).exists()
         if ended and file.read_text() == f"{COMPLETED}\n":  # a question to Flower costs a second
             status = COMPLETED
-        elif time.monotonic() - asked > (0.5 if ended else 1.0 if watch.misses_app else silence):
+        elif time.monotonic() - asked > (
+            0.5 if ended else _START_S if watch.misses_app else silence
+        ):
             status, asked, silence = (
                 flower.status(run_id),
                 time.monotonic(),

@@ -6,10 +6,9 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas
 import torch
 from torch import Tensor
 
@@ -25,6 +24,9 @@ from fedlgm.training.tasks import Task
 from fedlgm_nodes.policy import Data, People
 from fedlgm_nodes.service import people
 from fedlgm_nodes.service.people import Counted
+
+if TYPE_CHECKING:
+    import pandas
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
@@ -206,6 +208,8 @@ def read_rows(path: Path, *text: str) -> pandas.DataFrame:
         DataError: the file cannot be used.
     """
     if path.is_dir():
+        import pandas
+
         return pandas.read_parquet(path)
     return named_tables.read_frame(path, "path", text)
 

@@ -26,7 +26,8 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_SILENCE_S = 20.0  # of the log about tasks, until the SuperLink is asked all the same
+_SILENCE_S = 60.0  # of the log about tasks, until the SuperLink is asked all the same
+_COMPLETED = "finished:completed"
 _TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 
 
@@ -107,18 +108,20 @@ def run_flower(
         config = _run_config(folder, supernodes, objects)
         folder.keys(folder.recipe().run.seed)
         file = config_file(folder.private / "flower.toml", config)
+        folder.diverged.forget()  # else the run that is resumed would seem to have ended
         run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", file)
         seen = len(folder.rows())
 
         def pass_on() -> bool:
-            """Pass on new rows; whether the run has written its result."""
+            """Pass on new rows; whether the ServerApp has completed the run, or seen it diverge."""
             nonlocal seen
             rows = folder.rows(private=True)
             for row in rows[seen:]:
                 if progress is not None:
                     progress(row)
             seen = len(rows)
-            return folder.result_file.is_file()
+            ended = folder.result_file.is_file() or folder.diverged.read() is not None
+            return ended and folder.worker() is None
 
         status = follow(flwr, run_id, log, pass_on)
         result = require_summary(
@@ -143,7 +146,7 @@ def require_summary(folder: RunFolder, status: str, why: Callable[[], str]) -> R
         RunError: the run did not complete.
     """
     result = folder.result()
-    if status == "finished:completed" and result is not None:
+    if status == _COMPLETED and result is not None:
         return result
     raise folder.diverged.read() or RunError(why())
 
@@ -169,21 +172,23 @@ def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dic
 def follow(
     flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False
 ) -> str:
-    """Wait for a run's end and return Flower's status of it.
+    """Wait for a run's end and return Flower's status of it, or that `look` saw it completed.
 
     Args:
         flwr: the SuperLink.
         run_id: the run.
         log: the SuperLink's log, which shows a task's end first; a status query takes seconds of a
             core.
-        look: called four times a second; returns True if the run is about to end.
+        look: called four times a second; returns True if the run is complete, which Flower says
+            seconds later.
     """
     asked, status = time.monotonic(), "pending"
     with log.open("rb") as file:
         while not status.startswith("finished"):
             time.sleep(0.25)
-            patience = 3.0 if look() else _SILENCE_S
-            if _TASK_ENDED.search(file.read()) or time.monotonic() - asked > patience:
+            if look():
+                return _COMPLETED
+            if _TASK_ENDED.search(file.read()) or time.monotonic() - asked > _SILENCE_S:
                 status, asked = flwr.status(run_id), time.monotonic()
     look()
     return status

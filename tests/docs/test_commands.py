@@ -7,6 +7,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fedlgm_lab.studies import files
 from fedlgm_lab.studies.jobs import grid_jobs, jobs
 from fedlgm_lab.studies.study import base_of
 from fedlgm_lab.studies.tables import maker
+from simulations import pretrain
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.assembly import Assembly
@@ -35,7 +37,7 @@ _SHORT = {
     "model.name=cnn",
     "pretrain": "--steps 1",
     "risk": "--set risk.epochs=1 --set risk.adversary_epochs=1 --set risk.examples=60",
-    "simulate": "--set federation.rounds=1",
+    "simulate": "--set federation.rounds=1 --set federation.rate=0.02",
 }
 """Arguments with which a command of a recipe's comments ends soon."""
 _RECIPES = {"simulate", "plan", "partition", "compare", "risk"}
@@ -160,7 +162,7 @@ def test_the_commands_of_a_recipe_can_be_planned(file: Path) -> None:
 
 @pytest.fixture
 def small_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Stand-ins of the image sets, and an empty working directory."""
+    """Stand-ins of the image sets, less text to pretrain on, and an empty working directory."""
     sets = tmp_path / "sets"
     for folder in ("MNIST/raw", "FashionMNIST/raw"):
         write_mnist(sets / folder, train=400)
@@ -170,6 +172,7 @@ def small_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         write_cifar(sets / "cifar-100-python" / part, "fine_labels", 100, n=100)
     monkeypatch.setenv("FEDLGM_DATA", str(sets))
     monkeypatch.setenv("FEDLGM_OFFLINE", "1")
+    monkeypatch.setattr(pretrain, "docstrings", partial(pretrain.docstrings, 200_000))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with warnings.catch_warnings():

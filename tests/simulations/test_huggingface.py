@@ -37,7 +37,7 @@ def test_a_model_and_a_dataset_go_in_and_the_same_class_comes_out(make, tmp_path
         (gpt2, "processes"),
         (bert, "processes"),
         (lambda: lora(gpt2()), "ray"),
-        (lambda: lora(bert()), "flower"),
+        (lambda: lora(bert()), "processes"),
     ],
     ids=["gpt2", "bert", "gpt2-lora", "bert-lora"],
 )

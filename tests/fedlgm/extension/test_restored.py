@@ -345,7 +345,7 @@ def test_ordinary_parts_are_proven(tmp_path: Path) -> None:
     [
         {"engine": "processes", "workers": 2},
         pytest.param({"engine": "ray", "workers": 2}, marks=pytest.mark.slow),
-        pytest.param({"engine": "flower", "workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"engine": "flower", "workers": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -132,9 +132,9 @@ def test_bundled_studies_are_listed_and_can_be_planned(run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["002-figure-7", "003-table-4"])
-def test_bundled_studies_run(name: str, run, tmp_path: Path) -> None:
-    status, out, err = run("study", name, "--quick", "--out", tmp_path / "set", "--json")
+@pytest.mark.parametrize("words", ["002-figure-7", "003-table-4 --grid privacy.epsilon=8.0"])
+def test_bundled_studies_run(words: str, run, tmp_path: Path) -> None:
+    status, out, err = run("study", *words.split(), "--quick", "--out", tmp_path / "set", "--json")
     assert status == 0, err
     found = json.loads(out)
     assert {row["status"] for row in found["runs"]} == {"finished"}

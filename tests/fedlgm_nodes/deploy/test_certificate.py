@@ -30,14 +30,14 @@ RECIPE = [
 def test_nodes_are_witnesses_of_a_run(tmp_path: Path) -> None:
     recipe = recipes.load("nodes", RECIPE)
     policy = {"epsilon": 90.0, "trust": ["central"]}
-    folder = create(tmp_path / "lab", 2, example=recipe, policy=policy)
+    folder = create(tmp_path / "lab", 1, example=recipe, policy=policy)
     try:
         processes.up(folder)
         result = submit.run(folder, recipe)
     finally:
         processes.down(folder)
     signing.create_key(tmp_path / "operator.pem")
-    run, node = Path(str(result["run"])), folder.node("node1").service
+    run, node = Path(str(result["run"])), folder.node("node0").service
     certificate = certify(run, tmp_path / "operator.pem").read_bytes()
     held = {
         "certificate": certificate,

@@ -21,7 +21,6 @@ from patience import LIMIT_S, wait_until
 from fedlgm_nodes.deploy import processes
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
-from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
 from simulations.config import recipe as recipes
 from simulations.engines.flower_processes import started_under
@@ -134,23 +133,17 @@ def _rows(lab: DeploymentFolder, name: str) -> list[Any]:
         return ledger.rows()
 
 
-def test_processes_that_are_stopped_are_named_and_the_run_goes_on(lab: DeploymentFolder) -> None:
+def test_processes_that_are_stopped_or_killed_are_named_and_the_run_goes_on(
+    lab: DeploymentFolder,
+) -> None:
+    """Nodes of killed processes count as zero."""
     strikes = [
         Strike("flwr-serverapp", signal.SIGSTOP, "", STOPPED),
         Strike("node0-service", signal.SIGSTOP, "round 1", STOPPED),
+        Strike("node2-service", signal.SIGKILL, "round 2", ENDED),
+        Strike("node1-supernode", signal.SIGKILL, "round 3", ENDED),
     ]
     status, lines = run_under(lab, strikes, seed=1)
-    assert status == 0, lines
-
-
-def test_nodes_whose_processes_are_killed_are_named_and_count_as_zero(
-    lab: DeploymentFolder,
-) -> None:
-    strikes = [
-        Strike("node2-service", signal.SIGKILL, "round 1", ENDED),
-        Strike("node1-supernode", signal.SIGKILL, "round 2", ENDED),
-    ]
-    status, lines = run_under(lab, strikes, seed=2)
     assert status == 1, lines
     run = max(lab.runs.glob("*/result.json"), key=lambda file: file.stat().st_mtime).parent
     rounds = [json.loads(line) for line in (run / "private" / REPORT).read_text().splitlines()]
@@ -160,21 +153,19 @@ def test_nodes_whose_processes_are_killed_are_named_and_count_as_zero(
         NodesRecord.of(RunFolder.open(run)).silent()
     )
     assert len(_rows(lab, "node0")) - len(_rows(lab, "node2")) >= 4
-    said: list[str] = []
-    processes.up(lab, said.append)  # starts what is missing
-    assert processes.status(lab)["nodes"][2]["service"]
-    assert "can run code as this user" in said[-1]
 
 
 def test_after_a_power_cut_everything_comes_up(lab: DeploymentFolder) -> None:
-    """A SuperLink refuses a SuperNode that went without a word for half a minute, as one that is
-    connected twice."""
+    """Also the processes that were killed before it. A SuperLink refuses a SuperNode that went
+    without a word for half a minute, as one that is connected twice."""
     ours = list(processes._running(lab).values())
     for process in ours:
         process.kill()
     psutil.wait_procs(ours)
-    processes.up(lab)
-    assert Flower(lab).online() == 3
+    said: list[str] = []
+    processes.up(lab, said.append)
+    assert all(node["service"] and node["online"] for node in processes.status(lab)["nodes"])
+    assert "can run code as this user" in said[-1]
 
 
 def test_a_run_that_is_stopped_in_every_way_goes_on_and_costs_the_nodes_nothing_twice(
@@ -182,15 +173,15 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_and_costs_the_nodes_nothing_
 ) -> None:
     """By Ctrl-C, by the death of its server process, and by the death of the SuperLink."""
     before = [len(_rows(lab, f"node{i}")) for i in range(3)]
-    status, lines = run_under(lab, seed=3, interrupt="round 1")
+    status, lines = run_under(lab, seed=2, interrupt="round 1")
     assert status == 130, lines
     for role in ("flwr-serverapp", "superlink"):
-        status, lines = run_under(lab, [Strike(role, signal.SIGKILL, "round", RESUMES)], seed=3)
+        status, lines = run_under(lab, [Strike(role, signal.SIGKILL, "round", RESUMES)], seed=2)
         assert status == 2, lines
         assert any("continuing" in line for line in lines)
     assert "superlink" not in processes._running(lab)
     processes.up(lab)
-    status, lines = run_under(lab, seed=3)
+    status, lines = run_under(lab, seed=2)
     assert status == 0, lines
     after = [len(_rows(lab, f"node{i}")) for i in range(3)]
     assert [b - a for a, b in zip(before, after, strict=True)] == [ROUNDS] * 3

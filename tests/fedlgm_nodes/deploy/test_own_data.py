@@ -17,7 +17,7 @@ from patience import LIMIT_S
 
 import simulations
 from fedlgm.errors import FedlgmError
-from fedlgm_nodes.deploy import own_data
+from fedlgm_nodes.deploy import own_data, processes
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import DeployedAssembly, recipe_for_nodes, work_of
 from simulations.config import recipe as recipes
@@ -47,6 +47,12 @@ def shell(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
         timeout=2 * LIMIT_S,
         check=False,
     )
+
+
+def end(lab: Path) -> None:
+    """Stop the deployment in a folder, if there is one."""
+    if lab.exists():
+        processes.down(DeploymentFolder.open(lab))
 
 
 def watch_until(folder: Path, words: str) -> None:
@@ -95,7 +101,7 @@ def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path
         assert other.returncode == 2
         assert "the work's features are not those of [data] in this node's policy" in other.stderr
     finally:
-        shell(tmp_path, "fedlgm deploy down lab")
+        end(tmp_path / "lab")
 
 
 def test_the_server_of_a_table_reads_only_public_rows(tmp_path):
@@ -145,28 +151,32 @@ def test_a_table_without_test_rows_has_the_model_and_work_of_one_with_them(tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_on_two_tables_without_any_public_row(tmp_path):
+def test_a_run_on_two_tables_without_any_public_row(tmp_path, run):
     write_tables(tmp_path)
     (tmp_path / "public.csv").unlink()
     script = """set -e
 fedlgm deploy init lab --data north.csv --data south.csv --target finding --unit example
 fedlgm deploy up lab
 fedlgm deploy run lab/recipe.toml lab --set federation.rounds=2
-for run in lab/server/runs/*; do fedlgm report $run; fedlgm export $run --format onnx; done
-fedlgm predict lab/server/runs/*/model.onnx north.csv
 """
     try:
         done = shell(tmp_path, script)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "2 of 2 rounds are done" in done.stderr
-        assert done.stdout.count("not evaluated: no test rows") == 2
-        (file,) = DeploymentFolder.open(tmp_path / "lab").runs.glob("*/result.json")
-        result = json.loads(file.read_text())
-        assert result["metrics"] == {}
-        assert 0 < result["epsilon"] <= 8.0
-        assert "not evaluated: no test rows" in file.with_name("report.html").read_text()
     finally:
-        shell(tmp_path, "fedlgm deploy down lab")
+        end(tmp_path / "lab")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 rounds are done" in done.stderr
+    (file,) = DeploymentFolder.open(tmp_path / "lab").runs.glob("*/result.json")
+    result = json.loads(file.read_text())
+    assert result["metrics"] == {}
+    assert 0 < result["epsilon"] <= 8.0
+    status, out, err = run("report", file.parent)
+    assert status == 0, err
+    said = "not evaluated: no test rows"
+    assert said in done.stdout
+    assert said in out
+    assert said in file.with_name("report.html").read_text()
+    assert run("export", file.parent, "--format", "onnx")[0] == 0
+    assert run("predict", file.with_name("model.onnx"), tmp_path / "north.csv")[0] == 0
 
 
 def test_nodes_whose_rows_have_other_classes_get_no_recipe(tmp_path):

@@ -355,8 +355,17 @@ def nodeless(
 def test_up_names_a_superlink_that_is_killed_while_flower_is_asked(
     nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a quarter of a minute Flower said that one should check the network connection."""
+    """After a quarter of a minute Flower said that one should check the network connection.
+
+    It is asked for a SuperNode that was there before."""
     killed: list[psutil.Process] = []
+    nodes = [DeployedNode(name="node0", port=free_ports(1)[0])]
+    settings = Settings(host="127.0.0.1", port=free_ports(1)[0], nodes=nodes)
+    monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
+    monkeypatch.setattr(processes, "_answers", lambda *_: True)
+    nodeless.registered_file.parent.mkdir(exist_ok=True)
+    nodeless.registered_file.write_text("node0")
+    processes._start(nodeless, "node0-supernode", {}, [])
 
     def kill() -> None:
         killed.append(processes._running(nodeless)["superlink"])

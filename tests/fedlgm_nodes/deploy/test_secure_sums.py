@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,70 +82,42 @@ def test_the_pages_commands_give_the_simulations_model_and_a_killed_node_goes_on
             "guarantee",
         ):
             assert result[figure] == simulated[figure]
-        a_killed_service_comes_back(DeploymentFolder.open(lab))
-        a_killed_server_costs_nobody_a_second_charge(DeploymentFolder.open(lab), environment)
+        killed_processes_cost_nobody_a_second_charge(DeploymentFolder.open(lab), environment)
     finally:
         if lab.exists():
             processes.down(DeploymentFolder.open(lab))
 
 
-def a_killed_service_comes_back(folder: DeploymentFolder) -> None:
-    """`kill -9` in the middle of a round: the service is started again, and is in the sum or
-    counted as lost."""
-    asked = recipes.load(
-        "distributed-digits",
-        [*CHANGED, "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"],
-    )
-    pid, log = processes._read_record(folder)["node1-service"][0], folder.logs / "node1-service.log"
-    before = log.stat().st_size
-
-    def kill() -> None:
-        """Once the node has sent its vector of the first round."""
-        while b"new release" not in log.read_bytes()[before:]:
-            stop.wait(0.02)
-            if stop.is_set():
-                return
-        os.kill(pid, signal.SIGKILL)
-        processes.up(folder)
-
-    stop, killer = threading.Event(), threading.Thread(target=kill)
-    killer.start()
-    try:
-        result = submit.run(folder, asked)
-    finally:
-        stop.set()
-        killer.join()
-    assert result["rounds"] == 2
-    for line in (Path(result["run"]) / "private" / REPORT).read_text().splitlines():
-        assert json.loads(line)["answered"] == [f"node{i}" for i in range(4)]
-    for i in range(4):
-        with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
-            assert [row.round for row in ledger.rows()] == [1, 2, 1, 2]
-
-
-def a_killed_server_costs_nobody_a_second_charge(
+def killed_processes_cost_nobody_a_second_charge(
     folder: DeploymentFolder, environment: dict[str, str]
 ) -> None:
-    """`kill -9` of the ServerApp in round 2 of 4, once a node has made its vector, which leaves
-    half a second later."""
-    rounds = 4
+    """`kill -9` of a service in round 1, which is started again, and of the ServerApp in round 2,
+    each once a node has made its vector, which leaves half a second later."""
+    rounds = 3
     changed = [*CHANGED[:3], f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
-               "privacy.epsilon=0.5"]  # fmt: skip
-    log = folder.logs / "node1-service.log"
-    before, killed = log.stat().st_size, list[str]()
+               "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"]  # fmt: skip
+    service = processes._read_record(folder)["node1-service"][0]
+    killed = list[int]()
 
-    def kill() -> None:
-        while b"round 2 of run" not in log.read_bytes()[before:]:
-            if stop.wait(0.01):
-                return
+    def kill_service() -> None:
+        os.kill(service, signal.SIGKILL)
+        killed.append(service)
+        processes.up(folder)
+
+    def kill_server() -> None:
         for one in started_under(folder.flower_home):
             with suppress(psutil.NoSuchProcess):
                 if "flwr-serverapp" in " ".join(one.cmdline()):
                     one.kill()
-                    killed.append(str(one.pid))
+                    killed.append(one.pid)
 
-    stop, killer = threading.Event(), threading.Thread(target=kill)
-    killer.start()
+    strikes = [("node1", b"new release", kill_service), ("node2", b"round 2 of run", kill_server)]
+    stop, killers = threading.Event(), list[threading.Thread]()
+    for name, words, strike in strikes:
+        log = folder.logs / f"{name}-service.log"
+        given = (stop, log, log.stat().st_size, words, strike)
+        killers.append(threading.Thread(target=strike_after, args=given))
+        killers[-1].start()
     try:
         with pytest.raises(
             RunError, match=r"server process \(process \d+\) has ended without an error"
@@ -152,8 +125,9 @@ def a_killed_server_costs_nobody_a_second_charge(
             submit.run(folder, recipes.load("distributed-digits", changed))
     finally:
         stop.set()
-        killer.join()
-    assert killed
+        for killer in killers:
+            killer.join()
+    assert len(killed) == 2
     settings = [part for one in changed for part in ("--set", one)]
     command = [
         sys.executable,
@@ -177,9 +151,21 @@ def a_killed_server_costs_nobody_a_second_charge(
     assert "round 2 continues where it was interrupted: no node is charged twice" in lines
     assert f"{rounds} of {rounds} rounds are done" in lines
     run = Path(json.loads(done.stdout)["run"])
+    for line in (run / "private" / REPORT).read_text().splitlines():
+        assert json.loads(line)["answered"] == [f"node{i}" for i in range(4)]
     for i in range(4):
         with folder.node(f"node{i}").service.ledger(readonly=True) as ledger:
             assert [row.round for row in ledger.rows() if row.run == run.name] == list(
                 range(1, rounds + 1)
             )
     assert not (run / "private" / ATTEMPT).exists()
+
+
+def strike_after(
+    stop: threading.Event, log: Path, before: int, words: bytes, strike: Callable[[], None]
+) -> None:
+    """Strike once a log says these words, after its first bytes."""
+    while words not in log.read_bytes()[before:]:
+        if stop.wait(0.01):
+            return
+    strike()

@@ -148,15 +148,15 @@ def test_everything_may_be_a_users_own(here: Path, vectorize: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["ray", "flower"])
+@pytest.mark.parametrize(("engine", "workers"), [("ray", 2), ("flower", 1)])
 def test_engines_agree_on_a_users_own(
-    here: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+    here: Path, engine: Any, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With dropout, whose draws change the model."""
     monkeypatch.setenv("PYTHONPATH", f"{here}:{':'.join(filter(None, sys.path))}")
     recipe = own(model={"name": "my_own_things:Net", "width": 3, "rate": 0.3})
     expected = launch.simulate(recipe, run_dir=here / "local")
-    result = launch.simulate(recipe, engine=engine, workers=2, run_dir=here / "run")
+    result = launch.simulate(recipe, engine=engine, workers=workers, run_dir=here / "run")
     assert [result[name] for name in SAME] == [expected[name] for name in SAME]
     without = launch.simulate(own(), run_dir=here / "without")
     assert without["model_sha256"] != result["model_sha256"]

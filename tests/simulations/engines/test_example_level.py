@@ -124,4 +124,4 @@ def test_flower_gives_the_same_bits(tmp_path):
         "federation.rate=0.7",
     )
     nodes = recipe.federation.clients
-    assert_same_bits(recipe, tmp_path, engine="flower", workers=2, supernodes=nodes)
+    assert_same_bits(recipe, tmp_path, engine="flower", workers=1, supernodes=nodes)

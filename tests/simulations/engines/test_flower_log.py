@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+from fedlgm.errors import DivergedError
+from simulations.config import recipe as recipes
 from simulations.engines import flower
 from simulations.engines.flower_command import first_exception, reason, tail
+from simulations.runs import new_folder
+from simulations.runs.folder import RunFolder
 
 CLUSTER = """\
 \x1b[92mINFO \x1b[0m:      Starting Flower ServerApp
@@ -109,3 +115,36 @@ def test_flower_is_asked_once_its_log_shows_that_a_task_has_ended(ended, tmp_pat
     monkeypatch.setattr(flower.time, "sleep", write)
     assert flower.follow(Flwr(), "7", log) == "finished:completed"
     assert asked == [31]
+
+
+def test_flower_is_not_asked_about_a_run_that_is_complete(tmp_path, monkeypatch):
+    """It would say so seconds later, once it has ended Ray and passed on its logs."""
+    log, looks = tmp_path / "superlink.log", iter([False, False, True])
+    log.touch()
+    monkeypatch.setattr(flower.time, "sleep", lambda _: None)
+    assert flower.follow(None, "7", log, lambda: next(looks)) == "finished:completed"
+
+
+def test_a_run_is_complete_once_its_server_has_let_go_of_it(tmp_path, monkeypatch):
+    """Its trackers end after its result is written; an earlier divergence ends no resumed run."""
+    folder = new_folder.create(tmp_path / "run", recipes.load("digits"))
+    folder.diverged.write(DivergedError("training diverged in round 3"))
+
+    class Flwr:
+        def submit(self, *arguments: str) -> str:
+            return "7"
+
+    def follow(flwr, run_id, log, has_ended) -> str:
+        seen.append(has_ended())
+        with folder.lock():
+            folder.result_file.write_text("{}")
+            seen.append(has_ended())
+        seen.append(has_ended())
+        raise KeyboardInterrupt
+
+    seen: list[bool] = []
+    monkeypatch.setattr(flower, "private_superlink", lambda log: nullcontext(Flwr()))
+    monkeypatch.setattr(flower, "follow", follow)
+    with pytest.raises(KeyboardInterrupt):
+        flower.run_flower(RunFolder.open(folder.path), 1, 1)
+    assert seen == [False, False, True]
