@@ -128,7 +128,7 @@ def test_a_round_is_on_disk_before_the_next_one_charges_anybody(lab, monkeypatch
     evaluate, answer, done = recorder.evaluate, lab.served.exchange, []
 
     def slowly(*arguments, **options):
-        time.sleep(0.5)
+        time.sleep(0.2)
         return evaluate(*arguments, **options)
 
     def looking(path, header, body, **more):

@@ -218,7 +218,7 @@ def test_a_killed_server_process_is_named_within_seconds(tmp_path):
         def status(self, _):
             return "running"
 
-    threading.Timer(1.0, process.kill).start()
+    threading.Timer(0.3, process.kill).start()
     begun = time.monotonic()
     says = rf"server process \(process {process.pid}\) has ended without an error.* resumes the run"
     with pytest.raises(RunError, match=says):

@@ -9,6 +9,7 @@ import pytest
 from flwr.app import Error
 
 from fedlgm.errors import ConfigError
+from fedlgm_nodes.server import inquiries
 from fedlgm_nodes.server.budgets import Need
 from tests.support.node_grids import NodeFederation, altered
 from tests.support.nodes import WORK, NodeProcess, ask, edit, plan, rows
@@ -135,7 +136,8 @@ def test_nodes_that_do_not_say_are_taken_for_able(federation):
         federation.grid().require(need(100))
 
 
-def test_a_node_that_is_behind_is_brought_forth(federation):
+def test_a_node_that_is_behind_is_brought_forth(federation, monkeypatch):
+    monkeypatch.setattr(inquiries, "_SILENT_S", 0.3)
     federation.link.behind = {0: []}
     with pytest.raises(ConfigError, match="n0, n1 and n2 can make"):
         federation.grid().require(need(100))

@@ -130,12 +130,12 @@ def test_whoever_is_given_up_is_named(federation):
         quorum=0.5,
         round_seconds=60,
         offline_seconds=60,
-        give_up_seconds=2,
+        give_up_seconds=1,
         poll_seconds=0.05,
-        tell_seconds=0.5,
+        tell_seconds=0.25,
     )
     federation.run(1, federation.grid(hasty))
-    assert federation.reports[0].lost == {"n1": "no answer within 2 s"}
+    assert federation.reports[0].lost == {"n1": "no answer within 1 s"}
     assert any(line.startswith("waiting for n1 (2 of 3 answered") for line in federation.lines)
 
 
