@@ -22,13 +22,14 @@ venv: .venv/installed
 export PYTHONDONTWRITEBYTECODE :=
 
 # A file is one worker's, since its tests share runs; tests/conftest.py puts the long files first.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed-test
-	$(PYTEST)
+	$(PYTEST) -n 2
 
+# Most slow tests wait for other processes; a third worker uses that time.
 test-slow: .venv/installed-test
-	$(PYTEST) -m 'slow and not gpu'
+	$(PYTEST) -n 3 -m 'slow and not gpu'
 
 test-all: test test-slow
 
@@ -40,7 +41,7 @@ test-rounding: .venv/installed-test
 	for capability in default avx2 avx512; do for threads in 1 2; do for blas in "" Haswell; do \
 	    echo "$$capability, $$threads threads, OPENBLAS_CORETYPE=$$blas"; \
 	    env -u OPENBLAS_CORETYPE ATEN_CPU_CAPABILITY=$$capability FEDLGM_TEST_THREADS=$$threads \
-	        $${blas:+OPENBLAS_CORETYPE=$$blas} $(PYTEST) -q $(TESTS) || exit 1; \
+	        $${blas:+OPENBLAS_CORETYPE=$$blas} $(PYTEST) -n 2 -q $(TESTS) || exit 1; \
 	done; done; done
 
 lint: .venv/installed-test
