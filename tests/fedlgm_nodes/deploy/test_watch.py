@@ -16,6 +16,7 @@ import pytest
 from patience import wait_until
 
 from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import watch as watching
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.watch import KilledError, Watch
 from simulations.config import recipe as recipes
@@ -27,6 +28,7 @@ from simulations.runs import new_folder
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeploymentFolder]:
     """A deployment whose processes wait. Its SuperLink has a SuperExec, which starts a ServerApp
     once `begin` is written to; as with Flower's, neither has other processes."""
+    monkeypatch.setattr(watching, "_LOOK_S", 0.2)
     os.mkfifo(tmp_path / "begin")
     os.mkfifo(tmp_path / "never")
     texts = {
@@ -63,8 +65,7 @@ def _called(folder: DeploymentFolder, command: str) -> list[psutil.Process]:
 
 
 def _named(watch: Watch, condition: Callable[[], object]) -> None:
-    """Look as a run does, until `condition` holds; that takes a second, and longer on a busy
-    machine."""
+    """Look as a run does, until `condition` holds; that takes longer on a busy machine."""
     begun = time.monotonic()
     while not condition():
         assert time.monotonic() - begun < 20
