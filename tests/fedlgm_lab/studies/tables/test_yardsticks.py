@@ -56,6 +56,9 @@ def test_features_are_standardised_by_moments_for_which_the_run_pays(
     monkeypatch.setitem(yardsticks._SETTINGS, "moments", {"epsilon": 400, "delta": 1e-6})
     found = yardsticks.standardised("cifar10", str(tmp_path), 16)
     channels = found.train_x.reshape(16, 243, 64).swapaxes(0, 1).reshape(243, -1)
-    assert channels.mean(1) == pytest.approx(np.zeros(243), abs=0.3)
+    # Medians: the noise is another each time, and large beside the variance of a few channels.
+    # Features that were not standardised have 0.20 and 0.52.
+    assert np.median(np.abs(channels.mean(1))) < 0.05
+    assert np.median(channels.std(1)) == pytest.approx(1.0, abs=0.1)
     assert found.spent is not None
     assert found.spent.epsilon(1e-6) > 100
