@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 # NumPy and PyTorch read them at their import. The threads of OpenBLAS and OpenMP wait at full load,
-# for 50 times as long as small problems take; on a busy machine a script of a few seconds, with
-# PyTorch's threads of its own, took a minute.
+# for 50 times as long as small problems take. On a busy machine a script of a few seconds took a
+# minute with PyTorch's own threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("FEDLGM_TEST_THREADS", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", os.environ["OPENBLAS_NUM_THREADS"])
 

@@ -41,16 +41,14 @@ from simulations.config.named_sections import Data
 from simulations.config.recipe import Recipe
 from simulations.config.run_data import RunData
 from simulations.config.sections import Deployment
+from simulations.engines.flower_command import COMPLETED
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 
-ENDED = (
-    "ended"  # a private file that a ServerApp leaves when it ends, in whatever way short of a kill
-)
-COMPLETED = (
-    "finished:completed"  # what the file says after a run without an error, and Flower later
-)
+# A private file that a ServerApp leaves when it ends, in whatever way short of a kill. After a run
+# without an error it says what Flower says later.
+ENDED = "ended"
 TOLD = "nodes.log"  # progress lines, among the run's private files
 ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
 _POLL_S = 0.2

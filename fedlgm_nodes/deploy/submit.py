@@ -19,7 +19,6 @@ from fedlgm_nodes.deploy.flower_cli import Flower
 from fedlgm_nodes.deploy.processes import faults
 from fedlgm_nodes.deploy.registration import Registration, number, registered_runs
 from fedlgm_nodes.deploy.server_entry import (
-    COMPLETED,
     ENDED,
     TOLD,
     DeployedAssembly,
@@ -31,7 +30,13 @@ from fedlgm_nodes.server.enrolment import Enrolment
 from fedlgm_nodes.server.questions import unused_at
 from simulations.config.recipe import Recipe
 from simulations.engines.flower import require_summary
-from simulations.engines.flower_command import CONNECTION, config_file, first_exception, reason
+from simulations.engines.flower_command import (
+    COMPLETED,
+    CONNECTION,
+    config_file,
+    first_exception,
+    reason,
+)
 from simulations.runs import new_folder
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary

@@ -19,7 +19,7 @@ from fedlgm.files import write_durably
 from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.base import Engine, EngineOptions, require_ray
-from simulations.engines.flower_command import FlwrCommand, config_file, reason
+from simulations.engines.flower_command import COMPLETED, FlwrCommand, config_file, reason
 from simulations.engines.superlink import private_superlink
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import OnRound, RunSummary
@@ -27,7 +27,6 @@ from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
 _SILENCE_S = 60.0  # of the log about tasks, until the SuperLink is asked all the same
-_COMPLETED = "finished:completed"
 _TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 
 
@@ -146,7 +145,7 @@ def require_summary(folder: RunFolder, status: str, why: Callable[[], str]) -> R
         RunError: the run did not complete.
     """
     result = folder.result()
-    if status == _COMPLETED and result is not None:
+    if status == COMPLETED and result is not None:
         return result
     raise folder.diverged.read() or RunError(why())
 
@@ -187,7 +186,7 @@ def follow(
         while not status.startswith("finished"):
             time.sleep(0.25)
             if look():
-                return _COMPLETED
+                return COMPLETED
             if _TASK_ENDED.search(file.read()) or time.monotonic() - asked > _SILENCE_S:
                 status, asked = flwr.status(run_id), time.monotonic()
     look()

@@ -16,6 +16,8 @@ import tomli_w
 
 from fedlgm.errors import RunError
 
+COMPLETED = "finished:completed"
+"""Flower's status of a run that has ended without an error."""
 CONNECTION = "fedlgm"
 """Name of the SuperLink in Flower's configuration."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -115,11 +115,8 @@ SLOW = {
 
 def recorded_here() -> bool:
     """Whether this machine is of the kind that the digests were recorded on."""
-    cpu = Path("/proc/cpuinfo")
-    amd = cpu.is_file() and "AuthenticAMD" in cpu.read_text()
-    return (
-        amd and torch.backends.cpu.get_cpu_capability() == "AVX512" and "MKL_CBWR" not in os.environ
-    )
+    avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return tape._is_of_amd() and avx512 and "MKL_CBWR" not in os.environ
 
 
 @pytest.mark.skipif(
