@@ -316,10 +316,19 @@ def keep_freed_memory() -> None:
     hands them out again: about 10,000 pages, a twentieth of the time, in every step of ResNet-18.
     Other C libraries are left as they are.
     """
-    allocator = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if allocator is not None:
+    if (allocator := _of_glibc("mallopt")) is not None:
         allocator(_MMAP_THRESHOLD, 64 << 20)
         allocator(_TRIM_THRESHOLD, 512 << 20)
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, before processes are forked that would keep it."""
+    if (trim := _of_glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h

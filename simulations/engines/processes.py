@@ -34,6 +34,7 @@ from clients import AnyClient
 from fedlgm import wire
 from fedlgm.errors import ConfigError, RunError
 from fedlgm.noise.keys import KeyRing
+from fedlgm.training.devices import return_freed_memory
 from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
@@ -336,6 +337,7 @@ class ProcessEngine(GridEngine):
         assembly.data.partition  # noqa: B018  (inherited, not made by every worker)
         if assembly.recipe.noised_by.uploads_released:
             assembly.privacy.method  # noqa: B018  (likewise)
+        return_freed_memory()
         with closing(ProcessGrid(self.workers(assembly.recipe), assembly, keys)) as grid:
             yield grid
 
