@@ -60,7 +60,7 @@ class Cnn(nn.Module):
 
 
 class Lstm(nn.Module):
-    """An LSTM over 20 steps of 16 features. Both sides compute its gradients by `torch.func`."""
+    """An LSTM over 20 steps of 16 features."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.passes import Pass, Place, Site, Total
 from fedlgm.training.example_level.pooling import max_pool, suits
 from fedlgm.training.example_level.row_losses import RowLosses
-from fedlgm.training.example_level.rules import rule_for
+from fedlgm.training.example_level.rules import require_rows, rule_for
 from fedlgm.training.example_level.rules.rule import all_finite
 from fedlgm.training.example_level.scaling import FlatClip, PerLayerClip, one_by_one
 from fedlgm.training.example_level.separation import MappedRows, Separation, TriedRows, separate
@@ -105,9 +105,10 @@ class SumsExamples(Protocol):
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm and GroupNorm are fused into the backward pass, and
-    parameters shared between layers are summed per example. Every other module with parameters gets
-    per-example gradients from `torch.func`, which is slower; a notice reports this once.
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm and LSTM (batch first, in one direction)
+    are fused into the backward pass, and parameters shared between layers are summed per example.
+    Every other module with parameters gets per-example gradients from `torch.func`, which is
+    slower; a notice reports this once.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence
@@ -466,8 +467,10 @@ def _observer(
     """A forward pass that records the largest tensors per example and passes on the arguments."""
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:
-        out = type(site.module).forward(site.module, *arguments, **named)
         values = (*arguments, *named.values())
+        if isinstance(site, Site):
+            require_rows(type(site.rule), site.module, site.name, values[0])
+        out = type(site.module).forward(site.module, *arguments, **named)
         look(site, arguments, named)
         sizes.extend(
             v[0].numel() for v in (*values, out) if isinstance(v, Tensor) and v.dim() and len(v)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from fedlgm.errors import ConfigError
 from fedlgm.extension.restored import Restored, restored_around
 from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.on_batch import call_on_batch
+from fedlgm.training.example_level.rules import refuse_packed
 
 
 class GenericSite:
@@ -112,12 +112,7 @@ class GenericSite:
         """
         if not self._leaves:
             self.expand(examples)
-        if any(isinstance(value, PackedSequence) for value in (*arguments, *named.values())):
-            raise ConfigError(
-                f"{self.name or 'the module'} ({type(self.module).__name__}) takes a packed "
-                "sequence, which joins the rows of a batch, so that no example has a separate "
-                "gradient: pass padded sequences, and read each output at its example's length"
-            )
+        refuse_packed(self.module, self.name, (*arguments, *named.values()))
         values, spec = pytree.tree_flatten((arguments, named))
         batched = self._batched or self._of_examples(examples, values)
         shape: list[Any] = []

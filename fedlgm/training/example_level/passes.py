@@ -17,7 +17,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.clipping import Scaling
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
-from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use, require_rows
+from fedlgm.training.example_level.rules import Kept, KeptGradients, Rule, Use
 from fedlgm.training.example_level.rules.rule import all_finite
 from fedlgm.training.example_level.scaling import PerLayerClip
 
@@ -103,16 +103,15 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site.
+        """Forward pass of a site; one with a rule takes its inputs joined, and returns what the
+        rule's `forward` does.
 
         Raises:
             ConfigError: the call is part of the backward pass, or the first dimension is not the
                 example.
         """
-        if isinstance(site, Site):
-            require_rows(type(site.rule), site.module, site.name, (*arguments, *named.values())[0])
         if not torch.is_grad_enabled():
-            return type(site.module).forward(site.module, *arguments, **named)
+            return call_without_graph(site, *arguments, **named)
         if self._started:
             raise ConfigError(
                 f"{site.name} is called during the backward pass: activation checkpointing is not "
@@ -121,7 +120,7 @@ class Pass:
         self._uses.update(place.offset for place in site.places)
         if isinstance(site, GenericSite):
             return site.call(len(self._squares), arguments, named)
-        (x,) = (*arguments, *named.values())
+        (x,) = arguments
         if site.rule.shares(x):
             x = x.expand(len(self._squares), *x.shape[1:])
         if len(x) != len(self._squares):
@@ -227,6 +226,13 @@ class _PerLayer:
                 )
             factors[column] = cast(column_factors, self._dtype)
         return [factors[column] for column in self._columns]
+
+
+def call_without_graph(site: Site | GenericSite, *arguments: Any, **named: Any) -> Any:
+    """As `Pass.call`, not recorded by autograd."""
+    if isinstance(site, GenericSite):
+        return type(site.module).forward(site.module, *arguments, **named)
+    return site.rule.forward(site.rule.prepare(*arguments))[0]
 
 
 def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:

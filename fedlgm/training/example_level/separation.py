@@ -29,11 +29,13 @@ from fedlgm.extension.loader import package_of, users_code
 from fedlgm.training.devices import fork_rng
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.on_batch import call_on_batch
+from fedlgm.training.example_level.passes import call_without_graph
 from fedlgm.training.example_level.rules import RULES, Rule, require_rows
 from fedlgm.training.models.built import has_hooks
 
 Call = Callable[..., Any]
-"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`."""
+"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
+with a rule takes its inputs joined, and returns what the rule's `forward` does."""
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
 """Context in which layers are computed by a `Call`, and pools by this package's functions if the
 flag is set."""
@@ -45,7 +47,7 @@ TRIED_ROWS = (
 """Condition of guarantees whose rows only a trial has found to be apart."""
 
 _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
-    *RULES, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
+    *RULES.keys() - {nn.LSTM}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
@@ -110,7 +112,9 @@ def separate(
     mapped = MappedRows(module, sites, patch)
     try:
         with torch.no_grad(), fork_rng(None):
-            mapped.outputs(tuple(value[:1].expand(2, *value.shape[1:]) for value in x), _forward)
+            mapped.outputs(
+                tuple(value[:1].expand(2, *value.shape[1:]) for value in x), call_without_graph
+            )
     except Exception as error:  # of the user's code, or of an operation that vmap does not support
         return TriedRows(module, patch, error)
     return mapped
@@ -164,7 +168,7 @@ class KnownLayers(Separation):
 
     @override
     def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
-        with self._patch(call, True):
+        with self._patch(partial(_call_layer, call), True):
             return self._module(*x)
 
 
@@ -200,7 +204,7 @@ class MappedRows(KnownLayers):
         def of_row(leaves: list[dict[str, Tensor]], values: tuple[Tensor, ...]) -> Any:
             for site, parameters in zip(self._generic, leaves, strict=True):
                 site.of_row = parameters
-            with self._patch(partial(_call_layer, call, values[0]), False):
+            with self._patch(partial(_call_row, call, values[0]), False):
                 outputs = self._module(*(value[None] for value in values))
             return pytree.tree_map(_only_row, outputs)
 
@@ -227,22 +231,30 @@ def _is_row_wise(part: nn.Module) -> bool:
     return kind in _ROW_WISE or named or package_of(kind) == "fedlgm"
 
 
-def _call_layer(call: Call, row: Tensor, site: Any, *arguments: Any, **named: Any) -> Any:
-    """A layer's output for one row under vmap, from one call for the batch."""
+def _call_layer(call: Call, site: Any, *arguments: Any, **named: Any) -> Any:
+    """A layer's outputs for the batch."""
+    if isinstance(site, GenericSite):
+        return call(site, *arguments, **named)
+    return site.rule.outputs(call(site, _join(site, *arguments, *named.values())))
+
+
+def _call_row(call: Call, row: Tensor, site: Any, *arguments: Any, **named: Any) -> Any:
+    """A layer's outputs for one row under vmap, from one call for the batch."""
     if isinstance(site, GenericSite):
         return site.call_row(row, arguments, named)
-    (x,) = (*arguments, *named.values())
-    require_rows(type(site.rule), site.module, site.name, x)
+    x = _join(site, *arguments, *named.values())
     _require_one_row(site.name, x)
-    return call_on_batch(
-        lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x
+    return site.rule.outputs(
+        call_on_batch(
+            lambda rows: call(site, rows.flatten(0, 1)).unflatten(0, (len(rows), 1)), row, x
+        )
     )
 
 
-def _forward(site: Any, x: Tensor) -> Tensor:
-    """A layer's own forward pass."""
-    out: Tensor = type(site.module).forward(site.module, x)
-    return out
+def _join(site: Any, *given: Any) -> Tensor:
+    require_rows(type(site.rule), site.module, site.name, given[0])
+    joined: Tensor = site.rule.join(*given)
+    return joined
 
 
 def _only_row(output: Any) -> Any:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from fedlgm.errors import ConfigError
 from fedlgm.training.example_level.rules.convolution import ConvolutionRule
 from fedlgm.training.example_level.rules.embedding import EmbeddingRule
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.normalisation import GroupNormRule, LayerNormRule
+from fedlgm.training.example_level.rules.recurrent import LstmRule
 from fedlgm.training.example_level.rules.rule import (
     Kept,
     KeptGradients,
@@ -27,6 +32,7 @@ RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Embedding: EmbeddingRule,
     nn.LayerNorm: LayerNormRule,
     nn.GroupNorm: GroupNormRule,
+    nn.LSTM: LstmRule,
 }
 _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 """Types of packages that are not imported here, by module and name."""
@@ -41,7 +47,7 @@ def rule_for(module: nn.Module) -> type[Rule] | None:
     return rule if rule is not None and not has_hooks(module) and rule.suits(module) else None
 
 
-def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Tensor) -> None:
+def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None:
     """Refuse an input of a layer that has no dimension for the example.
 
     Args:
@@ -53,11 +59,26 @@ def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Tensor) -> N
     Raises:
         ConfigError: see above.
     """
+    refuse_packed(module, name, (x,))
     if x.dim() < rule.dimensions(module):
         raise ConfigError(
             f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} "
             f"dimensions, the example first, but got {tuple(x.shape)}, of which it would take the "
             "rows for one example"
+        )
+
+
+def refuse_packed(module: nn.Module, name: str, given: Iterable[Any]) -> None:
+    """Refuse a packed sequence, which joins the rows of a batch.
+
+    Raises:
+        ConfigError: one of the values given to a layer is a packed sequence.
+    """
+    if any(isinstance(value, PackedSequence) for value in given):
+        raise ConfigError(
+            f"{name or 'the module'} ({type(module).__name__}) takes a packed sequence, which joins "
+            "the rows of a batch, so that no example has a separate gradient: pass padded "
+            "sequences, and read each output at its example's length"
         )
 
 
@@ -69,6 +90,7 @@ __all__ = [
     "Scale",
     "Use",
     "add_scaled_",
+    "refuse_packed",
     "require_rows",
     "rule_for",
 ]

@@ -96,6 +96,15 @@ class Rule:
         """
         return False
 
+    def join(self, *given: Any) -> Tensor:
+        """The inputs of a call as one tensor, the example first."""
+        (x,) = given
+        return x  # type: ignore[no-any-return]
+
+    def outputs(self, out: Tensor) -> Any:
+        """What the module returns, from the result of `forward`."""
+        return out
+
     def prepare(self, x: Tensor) -> Tensor:
         """The input in the form that `forward` takes; part of the differentiated graph."""
         return x

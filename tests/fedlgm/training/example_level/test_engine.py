@@ -90,6 +90,34 @@ class Recurrent(nn.Module):
         return self.out(self.gru(self.embed(tokens))[1][0])
 
 
+class Remembering(nn.Module):
+    """An LSTM that is read in one of three ways."""
+
+    def __init__(self, read, hidden=5, **options):
+        super().__init__()
+        self.read, self.embed = read, nn.Embedding(11, 6)
+        self.lstm = nn.LSTM(6, hidden, batch_first=True, **options)
+        self.out = nn.Linear(2 * hidden if read == "states" else hidden, 3)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        if self.read == "states":
+            hidden, cells = self.lstm(x)[1]
+            return self.out(torch.cat([hidden[-1], cells[0]], 1))
+        if self.read == "in turn":
+            _, states = self.lstm(x[:, :3])
+            return self.out(self.lstm(x[:, 3:], hx=states)[0].mean(1))
+        return self.out(self.lstm(x)[0][:, -1])
+
+
+class BothWays(Remembering):
+    """An LSTM that has no rule."""
+
+    def __init__(self):
+        super().__init__("last", bidirectional=True)
+        self.out = nn.Linear(10, 3)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -192,6 +220,11 @@ LAYERS = {
     ),
     "transformer": lambda: (Transformer(), *tokens(5)),
     "recurrent": lambda: (Recurrent(), *tokens(5)),
+    "LSTM": lambda: (Remembering("last"), *tokens(5)),
+    "LSTM, by Gram matrices": lambda: (Remembering("last", 40), *tokens(5)),
+    "LSTM of two layers": lambda: (Remembering("states", num_layers=2, bias=False), *tokens(5)),
+    "LSTM that is given states": lambda: (Remembering("in turn", num_layers=2), *tokens(5)),
+    "bidirectional LSTM": lambda: (BothWays(), *tokens(5)),
     "tied": lambda: (Tied(), *tokens(5)),
     "convolution used twice": lambda: (TwiceConvolved(), *images(5, 4, 6, 6)),
     "few positions": lambda: (
@@ -289,6 +322,26 @@ def test_frozen_parameters_are_left_out():
     model[0].weight.requires_grad_(False)
     model[3].bias.requires_grad_(False)
     compare(model, *images(4, 2, 6, 6))
+
+
+def test_frozen_parameters_of_an_lstm_are_left_out_and_its_input_is_not():
+    torch.manual_seed(6)
+    model = Remembering("last")
+    for name in ("weight_ih_l0", "bias_hh_l0"):
+        getattr(model.lstm, name).requires_grad_(False)
+    compare(model, *tokens(5))
+
+
+def test_an_lstm_has_a_rule_in_one_direction_and_without_dropout():
+    def generic(**options):
+        model = nn.LSTM(2, 3, **{"batch_first": True} | options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ExampleGradients(model, LayerTable.from_module(model)).generic
+
+    assert generic() == generic(num_layers=2) == generic(dropout=0.0) == ()
+    slow = {"bidirectional": True}, {"batch_first": False}, {"proj_size": 2}
+    assert all(generic(**options) for options in (*slow, {"num_layers": 2, "dropout": 0.5}))
 
 
 def test_micro_batches_change_rounding_only():

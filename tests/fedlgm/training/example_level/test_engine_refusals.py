@@ -54,6 +54,16 @@ class Outside(nn.Module):
         return nn.functional.linear(x, self.out.weight) + self.out(x)
 
 
+class Packed(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.cell, self.out = kind(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [x.shape[1]] * len(x), batch_first=True)
+        return self.out(self.cell(packed)[0].data.view(-1, len(x), 5)[-1])
+
+
 class Penalised:
     def __init__(self, model):
         self.model = model
@@ -71,6 +81,36 @@ def test_what_has_no_gradient_per_example_is_refused():
     model = nn.Sequential(nn.Linear(4, 3))
     assert "'0.weight' is used outside" in refused(model, *images(4, 4), task=Penalised(model))
     assert "max_norm" in refused(nn.Sequential(nn.Embedding(11, 3, max_norm=1.0)), *tokens(4))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_sequences_are_refused(kind):
+    assert "packed sequence" in refused(Packed(kind), *images(4, 6, 4))
+
+
+class Given(nn.Module):
+    """An LSTM that is given its states."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.cell, self.out = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+        self.hidden = hidden
+
+    def forward(self, x):
+        states = x.new_zeros(1, len(x), self.hidden)
+        return self.out(self.cell(x, (states, states))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "hidden", "reason"),
+    [
+        ((6, 4, 1), 5, "2D or 3D"),
+        ((6, 2), 5, "input.size"),
+        ((6, 4), 4, "Expected hidden"),
+    ],
+)
+def test_an_lstm_takes_sequences_and_states_of_its_own_shape(shape, hidden, reason):
+    assert reason in refused(Given(hidden), *images(3, *shape))
 
 
 def test_a_model_that_fails_on_one_example_is_refused_in_one_sentence():
