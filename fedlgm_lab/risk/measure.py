@@ -302,4 +302,18 @@ def risk_of(
     )
 
 
+def measured_recipe(
+    recipe: Recipe, findings: Findings, errors: Errors, emphasis: float
+) -> Recipe | None:
+    """The recipe with the findings; None if its mechanism does not use them."""
+    if recipe.mechanism.name != "lm-dp-sgd":
+        return None
+    raw = recipe.model_dump(exclude_none=True)
+    measured = {"error_rates": findings.rates(errors), "emphasis": emphasis}
+    raw["mechanism"] |= {"group_by": "module", **measured}  # adversaries look at modules' outputs
+    if recipe.mechanism.variant == "sound":
+        raw["mechanism"]["strengths"] = [row.strength for row in findings.risks]
+    return Recipe.model_validate(raw)
+
+
 __all__ = ["Findings", "PublicExamples", "measure", "public_examples", "resize", "risk_of"]
