@@ -159,6 +159,17 @@ class Method:
         self._refuse_other_cost(plan, transcript)
         return plan
 
+    def events(self, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
+        """Events of all rounds, or of those that cost most if a unit is in some of them at most,
+        and the number of rounds of each event.
+
+        Args:
+            plan: the protected plan of one of the rounds.
+        """
+        process, facts = charging.of(self.facts), self.facts
+        multipliers = np.sort(facts.noise_multiplier / np.sqrt(self._costs))
+        return process.events(plan, multipliers if process.joint else multipliers[: facts.releases])
+
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
     ) -> None:
