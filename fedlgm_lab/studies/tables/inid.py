@@ -53,8 +53,8 @@ def db(ratio: float) -> float:
     return 10 * math.log10(ratio)
 
 
-def gaussian_mse(profile: Array, epsilon: float, delta: float = 1e-6) -> float:
-    return expected_error("gaussian", inid.gaussian_inid(profile, epsilon, delta))
+def gaussian_mse(profile: Array, epsilon: float) -> float:
+    return expected_error("gaussian", inid.gaussian_inid(profile, epsilon, 1e-6))
 
 
 def laplace_mse(profile: Array, epsilon: float) -> float:
