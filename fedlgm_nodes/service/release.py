@@ -45,7 +45,7 @@ class Charged:
     keys: Keys
 
     def admit(self, asked: Asked) -> Keys:
-        """See `Budget.admit`."""
+        """The rings of the release, which the service has admitted."""
         return self.keys
 
     def charge(self, noised: Noised) -> None:
