@@ -279,7 +279,7 @@ class ServerOptimizer:
     Args:
         name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with
             PyTorch's Adam: bias correction, betas 0.9 and 0.999; every coordinate moves by about
-                `lr`, so 1 is far too much).
+            `lr`, so 1 is far too much).
         lr: server learning rate.
         momentum: for "momentum".
         eps: for "adam".

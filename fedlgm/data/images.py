@@ -1,13 +1,13 @@
 """Folders of images: classes by subfolder, or by an attribute file (CelebA), resized once.
 
-    folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg      test images are named
-    folder/CLASS/*.jpg                                        every fifth image of a class is a test
-    image folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`;
-    list_eval_partition.txt says which
-                                                              are for training (0) and for tests
-                                                              (2), those for validation (1) are left
-                                                              out; without it every fifth image is a
-                                                              test image
+    folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg
+        test images are named
+    folder/CLASS/*.jpg
+        every fifth image of a class is a test image
+    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)
+        classes by `attribute`; list_eval_partition.txt says which images are for training (0) and
+        for tests (2), and those for validation (1) are left out; without it every fifth image is a
+        test image
 
 Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so
 a set may be larger than memory. A changed folder is read again.

@@ -123,8 +123,8 @@ class LayerTable:
                 "tensor" makes every tensor a layer, "all" makes one layer of the whole model. For
                 adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" of each of
                 its factors, "kind" three layers: all A, all B, and the rest. A function maps a
-                    parameter's name to its layer's name. If `module` itself holds several tensors,
-                they are the layer "model".
+                parameter's name to its layer's name. If `module` itself holds several tensors, they
+                are the layer "model".
 
         Raises:
             ConfigError: the object is not a model, the grouping is unknown, or there is no

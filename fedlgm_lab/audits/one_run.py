@@ -187,8 +187,7 @@ def run_scores(record: CanaryRecord) -> Scores:
     canaries that are out.
 
     A score is a function only of the releases (and of public plans): the sum over the rounds of
-    ln(1 - q + q exp(mu x
-    - mu^2 / 2)), with x the round's canary-aligned sum.
+    ln(1 - q + q exp(mu x - mu^2 / 2)), with x the round's canary-aligned sum.
     """
     mu = record.signal[:, None]
     exponent = mu * record.raw * record.orientation - mu**2 / 2

@@ -36,19 +36,17 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant or partition scheme, options that it does not have are removed,
-    and with another model all keys of [model] but `seed`. `rate`, `cohort` and
-    `participations` of [federation] replace each other, and so do `epsilon` and `noise_multiplier`
-    of [privacy]. The title is
-    removed if keys outside [run] change, because it describes the recipe as written. A bundled
-    recipe's seed is removed with its published data (see `public_seed.drop`).
+    and with another model all keys of [model] but `seed`. `rate`, `cohort` and `participations` of
+    [federation] replace each other, and so do `epsilon` and `noise_multiplier` of [privacy]. The
+    title is removed if keys outside [run] change, because it describes the recipe as written. A
+    bundled recipe's seed is removed with its published data (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
         texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not
             TOML is a string. "section.key=none" removes a value, so that the default holds;
             mechanism.name=none is a mechanism, and statement.searched=none says that there was no
-            search. Or a mapping {"section.key": value}, in which None
-            removes a value.
+            search. Or a mapping {"section.key": value}, in which None removes a value.
 
     Raises:
         ConfigError: a string is malformed, or a value replaces a section.

@@ -3,7 +3,7 @@ buffers as state.
 
 Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868).
 If the scales sum to at most 1 and the decays are at most 1, the coefficients decrease. The
-    sensitivity is then the sensitivity of the earliest pattern.
+sensitivity is then the sensitivity of the earliest pattern.
 """
 
 from __future__ import annotations

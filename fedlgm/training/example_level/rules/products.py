@@ -110,8 +110,7 @@ class ProductRule(Rule):
 
     Attributes:
         arranged: whether sums and gradients have the order of the parameter: before the first
-            addition, and for
-        gradients from `instantiate`.
+            addition, and for gradients from `instantiate`.
     """
 
     arranged = True
