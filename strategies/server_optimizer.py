@@ -205,9 +205,8 @@ class OwnStep:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._label_errors():
-            result = self._step.step(
-                model.clone(), mean_update
-            )  # a past model, which later plans may read
+            # a past model, which later plans may read
+            result = self._step.step(model.clone(), mean_update)
         if not isinstance(result, Tensor) or result.shape != model.shape:
             given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ConfigError(

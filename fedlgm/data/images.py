@@ -133,9 +133,8 @@ def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int)
     """All images, written to `kept` if possible, and mapped from there."""
     shape, part = (len(files), channels, size, size), cache_file.with_suffix(f".{os.getpid()}.part")
     try:
-        cache_file.parent.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # they are as private as the images
+        # the resized images are as private as the originals
+        cache_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
     except OSError as error:

@@ -88,10 +88,8 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        levels, counts = (
-            np.array([float(levels.min())]),
-            np.array([int(counts.sum())]),
-        )  # no more than they all cost
+        # no more than they all cost
+        levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
         (

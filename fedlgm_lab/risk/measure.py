@@ -140,9 +140,8 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         and recipe.data.pixels is not None
         and not is_reference(section.data)
     ):
-        images = {
-            "pixels": recipe.data.pixels
-        }  # the model's interval; a user's own set is taken as it is
+        # the model's interval; a user's own set is taken as it is
+        images = {"pixels": recipe.data.pixels}
     with prefix_key("risk.data" if named else "data"):
         dataset = recipe.task.build().prepare(data.load(named or private_name, folder, **images))
     if named is None:

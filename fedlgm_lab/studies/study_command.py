@@ -207,9 +207,8 @@ def compare(
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
-        wanted = wanted.with_class_numbers(
-            Assembly(todo[0].recipe, todo[0].own).data.dataset
-        )  # before the first run
+        # before the first run
+        wanted = wanted.with_class_numbers(Assembly(todo[0].recipe, todo[0].own).data.dataset)
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
         failed = complete(todo, folder, workers, not as_json, engine)

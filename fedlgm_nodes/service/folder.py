@@ -131,9 +131,8 @@ class NodeFolder:
                     (draft / name).mkdir(mode=mode, parents=True)
                 (draft / "run").mkdir(mode=0o750)
                 for name, mode in (("", 0o711), ("run", 0o750)):
-                    (draft / name).chmod(
-                        mode
-                    )  # whatever the operator's umask: the executor's group has to get there
+                    # whatever the operator's umask: the executor's group has to get there
+                    (draft / name).chmod(mode)
                 folder = cls(draft)
                 text = policy_text(path.name, values or {})
                 write_durably(folder.policy_file, text.encode())

@@ -169,9 +169,8 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
     base = {key: value for key, value in below.items() if key not in replaced}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         base.pop("pixels", None)  # other examples, another interval
-        if not str(above["name"]).startswith(
-            f"{str(below.get('name')).partition('/')[0]}/"
-        ):  # no half of the same set
+        # The new set is no half of the same set.
+        if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):
             base = {key: value for key, value in base.items() if key not in READING}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
@@ -179,9 +178,8 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
         above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
     )
     if section == "model" and name != below.get("name"):
-        base = {
-            key: value for key, value in base.items() if key == "seed"
-        }  # `hidden` of another model may be a number
+        # `hidden` of another model may be a number
+        base = {key: value for key, value in base.items() if key == "seed"}
     elif name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
             options = (

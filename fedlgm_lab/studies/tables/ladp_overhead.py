@@ -54,9 +54,8 @@ def add_noise(update: Tensor, plan: ReleasePlan) -> Tensor:
 
 def works(model: Tensor, update: Tensor, layers: LayerTable) -> dict[str, Callable[[], Any]]:
     """A client's work on its finished update under each mechanism."""
-    scored = mechanisms.get(
-        "ladp", score="kl", threshold=THRESHOLD, memory=0.0
-    )  # as in the paper: no slow scores
+    # as in the paper: no slow scores
+    scored = mechanisms.get("ladp", score="kl", threshold=THRESHOLD, memory=0.0)
     start = Transcript.start(model)
     history = start.extend(
         model + update, update, _plan(mechanisms.get("ladp", score="kl"), layers, start)
