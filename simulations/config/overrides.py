@@ -136,10 +136,8 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             continue
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
-        except (
-            ValueError,
-            RecursionError,
-        ):  # not TOML, numbers of thousands of digits, lists nested without end
+        except (ValueError, RecursionError):
+            # not TOML, numbers of thousands of digits, lists nested without end
             yield path, value
 
 

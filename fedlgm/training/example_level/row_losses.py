@@ -59,9 +59,8 @@ class RowLosses:
                 )(outputs, y)
             except ConfigError:
                 raise
-            except (
-                Exception
-            ):  # an operation without a rule for vmap, or code that depends on values
+            except Exception:
+                # an operation without a rule for vmap, or code that depends on values
                 self._mapped = False
         rows = (
             (pytree.tree_map(lambda value, i=i: value[i].clone(), outputs), y[i].clone())
