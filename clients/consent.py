@@ -141,9 +141,8 @@ class Consent:
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
-        record = cast(
-            ConfigRecord, state[wire.RELEASES]
-        )  # Flower's `config_records` is made anew at every access
+        # Flower's `config_records` is made anew at every access
+        record = cast(ConfigRecord, state[wire.RELEASES])
         keys, costs = f"{client}.keys", f"{client}.costs"
         past, spent = (
             cast(list[str], record.get(keys, [])),

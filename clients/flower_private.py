@@ -138,9 +138,8 @@ class RuntimeConnection:
             max_time=_PULL_S,
             initial_backoff=0.05,  # the first of a message's parts are there a moment after it
         )
-        message.metadata.__dict__["_message_id"] = (
-            tree.object_id
-        )  # its own content does not hold it
+        # its own content does not hold it
+        message.metadata.__dict__["_message_id"] = tree.object_id
         return message, context
 
     def beat(self) -> None:

@@ -156,9 +156,8 @@ class Privacy(_Section):
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
     exact_sums: bool = False  # example-level steps add up in float64, asked for or not
-    overlap: int | None = Field(
-        default=None, ge=1, le=100
-    )  # nodes at which one person has rows, at most; None: not known
+    # nodes at which one person has rows, at most; None: not known
+    overlap: int | None = Field(default=None, ge=1, le=100)
 
     @property
     def nodes(self) -> int:
@@ -305,9 +304,8 @@ class Ask(_Section):
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
     approval: Literal["policy", "operator"] = "policy"
-    min_separation: int = Field(
-        default=1, ge=1
-    )  # rounds of a run from one answered question to the next
+    # rounds of a run from one answered question to the next
+    min_separation: int = Field(default=1, ge=1)
 
     @property
     def server_keys(self) -> list[str]:
@@ -357,9 +355,8 @@ class Distributed(_Section):
     """
 
     min_cohort: int = Field(ge=2)  # nodes, at least, among which a node's vector is hidden
-    max_colluders: int = Field(
-        ge=0
-    )  # of them that may collude with the server; the others' noise has to suffice
+    # nodes of the cohort that may collude with the server; the others' noise has to suffice
+    max_colluders: int = Field(ge=0)
     # Ed25519 keys of all clients' services, by client number; "": none
     peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
 

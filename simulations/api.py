@@ -59,9 +59,8 @@ class RunResult(Figures):
     """
 
     def __init__(self, summary: Mapping[str, Any], own: Own) -> None:
-        super().__init__(
-            {**summary, "run": str(Path(summary["run"]).absolute())}
-        )  # the program may change folders
+        # the program may change folders
+        super().__init__({**summary, "run": str(Path(summary["run"]).absolute())})
         self._own = own
 
     @property

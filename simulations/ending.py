@@ -102,9 +102,8 @@ class _Stopped(SystemExit):
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
-    if (
-        _importing(frame) and _childless()
-    ):  # an exception could be dropped there, or abort compiled code
+    # an exception could be dropped there, or abort compiled code
+    if _importing(frame) and _childless():
         end_at_once(number, frame)
     raise _Stopped(128 + number)
 

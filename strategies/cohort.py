@@ -40,9 +40,8 @@ class CohortSampler:
     sampling: Sampling
     keys: KeyRing
     dropout_rate: float = 0.0
-    _invited: list[np.ndarray] = field(
-        default_factory=list, repr=False, compare=False
-    )  # "min-separation": by round
+    # "min-separation": by round
+    _invited: list[np.ndarray] = field(default_factory=list, repr=False, compare=False)
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
         """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at

@@ -104,9 +104,8 @@ class Pending:
     exhausted: tuple[int, ...] = ()
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    norms: dict[int, float] = field(
-        default_factory=dict
-    )  # of contributions that came alone, by client
+    # of contributions that came alone, by client
+    norms: dict[int, float] = field(default_factory=dict)
 
 
 class LayerwiseFedAvg(FedAvg):
@@ -219,10 +218,8 @@ class LayerwiseFedAvg(FedAvg):
             cut = []  # nothing is released: no client is asked
         else:
             self.nodes.charge(grid, charge)
-        extra = {
-            **config,
-            wire.PLAN: plan.to_json(),
-        }  # what the caller of `start` has to tell its clients
+        # what the caller of `start` has to tell its clients
+        extra = {**config, wire.PLAN: plan.to_json()}
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
         self._pending = Pending(
             round_, plan, cut, sent, started, len(drawn), tuple(sorted(exhausted))

@@ -245,9 +245,8 @@ def _reason(said: str) -> str:
     """A node's error for a message: the end, where a traceback has it, or the remedy for an app
     without fedlgm.
     """
-    if (
-        "query function registered" in said or "No {category} function registered" in said
-    ):  # Flower's own line of code
+    # Flower's own line of code
+    if "query function registered" in said or "No {category} function registered" in said:
         return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)
 

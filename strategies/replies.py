@@ -267,7 +267,6 @@ def _norm(values: np.ndarray, order: int) -> float:
         norm = float(np.linalg.norm(values, ord=order))
         if 1e-100 < norm < math.inf:
             return norm
-        largest = float(
-            np.abs(values).max(initial=0.0)
-        )  # squares of huge numbers overflow, those of tiny ones vanish
+        # squares of huge numbers overflow, those of tiny ones vanish
+        largest = float(np.abs(values).max(initial=0.0))
         return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0

@@ -205,9 +205,8 @@ class OwnStep:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._label_errors():
-            result = self._step.step(
-                model.clone(), mean_update
-            )  # a past model, which later plans may read
+            # a past model, which later plans may read
+            result = self._step.step(model.clone(), mean_update)
         if not isinstance(result, Tensor) or result.shape != model.shape:
             given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
             raise ConfigError(
@@ -279,7 +278,7 @@ class ServerOptimizer:
     Args:
         name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with
             PyTorch's Adam: bias correction, betas 0.9 and 0.999; every coordinate moves by about
-                `lr`, so 1 is far too much).
+            `lr`, so 1 is far too much).
         lr: server learning rate.
         momentum: for "momentum".
         eps: for "adam".

@@ -114,9 +114,8 @@ class BoundedSum:
     def _add_bounded(self, row: Tensor) -> None:
         """Add one row that the trainer has bounded, in float64 throughout."""
         self.count += 1
-        if not (
-            math.isfinite(float(row.sum())) or row.isfinite().all()
-        ):  # the sum of finite numbers may overflow
+        # the sum of finite numbers may overflow
+        if not (math.isfinite(float(row.sum())) or row.isfinite().all()):
             self.discarded += 1
             return
         position = 0
@@ -212,9 +211,8 @@ def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
             part  # not copied: -0.0 becomes 0.0, as in a sum
         )
         position += part.shape[1]
-    for place, total in enumerate(
-        rows.sum(dim=1).tolist()
-    ):  # the sum of finite numbers may overflow
+    # the sum of finite numbers may overflow
+    for place, total in enumerate(rows.sum(dim=1).tolist()):
         if not (math.isfinite(total) or rows[place].isfinite().all()):
             contributions[place] = 0.0
     return contributions

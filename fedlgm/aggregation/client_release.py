@@ -213,7 +213,6 @@ def client_release(contributions: Contributions, budget: Budget, asked: Asked) -
     total = BoundedSum.empty(plan)
     for noised in contributions.releases(asked, keys):
         budget.charge(noised)
-        total.merge(
-            noised.total.to(total.total), 1, 0
-        )  # the server learns nothing that was not noised
+        # the server learns nothing that was not noised
+        total.merge(noised.total.to(total.total), 1, 0)
     return total

@@ -178,6 +178,5 @@ def require_bounds(
     if not updates.answers:
         return updates.values
     rows = updates.values
-    return torch.cat(
-        [rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1
-    )  # the wider dtype
+    # the wider dtype
+    return torch.cat([rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1)

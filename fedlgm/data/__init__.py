@@ -129,10 +129,9 @@ def load(
             set, instead of (-1, 1).
         options: for "image-folder", whose `data_dir` is the folder, see
             `fedlgm.data.images.load_folder`. For "table": `file` and `test_file`, .csv or .parquet,
-                and the columns `target`, `inputs`, `users`, see
-            `fedlgm.data.tables.as_arrays`, as for `standardise`; `labels` and `classes`, see
-            `DataSet.from_arrays`. For the Hub: all of these, `subset`, `splits`, `image_size` and
-                `channels`, see `fedlgm.data.named_tables.read_hub`.
+            and the columns `target`, `inputs`, `users`, see `fedlgm.data.tables.as_arrays`, as for
+            `standardise`; `labels` and `classes`, see `DataSet.from_arrays`. For the Hub: all of
+            these, `subset`, `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
 
     Returns:
         The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do

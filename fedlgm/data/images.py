@@ -1,13 +1,13 @@
 """Folders of images: classes by subfolder, or by an attribute file (CelebA), resized once.
 
-    folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg      test images are named
-    folder/CLASS/*.jpg                                        every fifth image of a class is a test
-    image folder/**/*.jpg and list_attr_celeba.txt (or any .csv)    classes by `attribute`;
-    list_eval_partition.txt says which
-                                                              are for training (0) and for tests
-                                                              (2), those for validation (1) are left
-                                                              out; without it every fifth image is a
-                                                              test image
+    folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg
+        test images are named
+    folder/CLASS/*.jpg
+        every fifth image of a class is a test image
+    folder/**/*.jpg and list_attr_celeba.txt (or any .csv)
+        classes by `attribute`; list_eval_partition.txt says which images are for training (0) and
+        for tests (2), and those for validation (1) are left out; without it every fifth image is a
+        test image
 
 Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so
 a set may be larger than memory. A changed folder is read again.
@@ -133,9 +133,8 @@ def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int)
     """All images, written to `kept` if possible, and mapped from there."""
     shape, part = (len(files), channels, size, size), cache_file.with_suffix(f".{os.getpid()}.part")
     try:
-        cache_file.parent.mkdir(
-            mode=0o700, parents=True, exist_ok=True
-        )  # they are as private as the images
+        # the resized images are as private as the originals
+        cache_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
     except OSError as error:

@@ -45,8 +45,7 @@ def partitioners() -> Any:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Unfinished
         sys.modules[_PACKAGE] = package
-    with (
-        warnings.catch_warnings()
-    ):  # in a notebook without ipywidgets it warns of bars that nobody will show
+    # in a notebook without ipywidgets it warns of bars that nobody will show
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         return importlib.import_module(f"{_PACKAGE}.partitioner")

@@ -35,8 +35,7 @@ class FileSet:
         shape: shape of one input.
         train: glob patterns, each of which must match a file of the set's folder.
         read: reads the examples in the files of each such pattern; returns (train, test) if one
-            file holds all
-        examples.
+            file holds all examples.
         layout: folder below a data directory in which torchvision or LEAF keeps it.
         advice: how to get the files by hand, up to "into <folder>".
         torchvision: class of `torchvision.datasets` that downloads it, or None.

@@ -147,10 +147,8 @@ class Restored:
     """
 
     def __init__(self, module: nn.Module, task: Any) -> None:
-        self._pairs, tensors = (
-            copies(module, task),
-            tensors_of(module),
-        )  # the memo has the copies' ids
+        # the memo has the copies' ids
+        self._pairs, tensors = copies(module, task), tensors_of(module)
         self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
         self._watched = Watched(model=module, task=task)
         self._objects = [_Attributes(before, now) for before, now in self._pairs]

@@ -265,9 +265,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    if (
-        package_of_code(function) in KNOWN
-    ):  # such as a decorator's wrapper: what it calls may be a user's
+    # such as a decorator's wrapper: what it calls may be a user's
+    if package_of_code(function) in KNOWN:
         return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
     held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
     held += [*(function.__kwdefaults__ or {}).items(), *vars(function).items()]

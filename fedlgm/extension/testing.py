@@ -385,9 +385,8 @@ def check_model(
             "model: its update depends on the client that was trained before: it or the task "
             "keeps state, or draws random numbers"
         )
-    if (
-        vectorized and not drawn
-    ):  # PyTorch cannot draw for many clients at once: they are trained one by one
+    # PyTorch cannot draw for many clients at once: they are trained one by one
+    if vectorized and not drawn:
         many = VectorizedTrainer(build(), layers, settings, width=2, task=instance)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
         alone = torch.cat([first, second])

@@ -125,10 +125,8 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
         ConfigError: the examples of a part would be others without the rest of the training
             examples.
     """
-    copies, order = (
-        [],
-        np.random.default_rng(0).permutation(len(data.train_y)),
-    )  # they may be sorted by class
+    # The examples may be sorted by class.
+    copies, order = [], np.random.default_rng(0).permutation(len(data.train_y))
     for half in np.array_split(order, 2) if len(order) > 1 else ():
         rows, task_copy = np.sort(half), fresh(task)
         try:

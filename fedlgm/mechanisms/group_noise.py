@@ -231,9 +231,8 @@ def _largest_loss(
     while excess(high) < 0:
         low, high = high, high + 0.5
         if high > math.log(_LARGEST_LOSS):
-            return math.exp(
-                low
-            )  # a budget that hardly asks for noise: more of it than needed is safe
+            # a budget that hardly asks for noise: more of it than needed is safe
+            return math.exp(low)
     root = float(scipy.optimize.brentq(excess, low, high, xtol=_TOLERANCE / 4))
     while excess(root) > 0:
         root -= _TOLERANCE / 2

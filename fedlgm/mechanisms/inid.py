@@ -5,9 +5,8 @@ Every function computes one noise scale per coordinate from a public sensitivity
 budget. The privacy condition depends on the scales only through one number, the budget that they
 spend:
 
-    Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2        (mu-Gaussian DP; whitening of the
-    coordinates) Laplace    sum_i lambda_i / beta_i      = epsilon     (epsilon-DP; triangle
-    inequality)
+    Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2     (mu-Gaussian DP; whitening of the coordinates)
+    Laplace    sum_i lambda_i / beta_i      = epsilon  (epsilon-DP; triangle inequality)
 
 All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected
 (weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;

@@ -1,9 +1,8 @@
 """Scores of a layer's movement, by which LaDP-FL allocates noise.
 
 Source: LaDP-FL paper, Algorithm 3 and Definition 2. For close weight vectors the divergence of
-their softmaxes is half
-    the variance of their difference and therefore tiny (1e-5 to 1e-8 for trained layers). A
-    difference of logarithms would lose half its digits, or be negative.
+their softmaxes is half the variance of their difference and therefore tiny (1e-5 to 1e-8 for
+trained layers). A difference of logarithms would lose half its digits, or be negative.
 """
 
 from __future__ import annotations

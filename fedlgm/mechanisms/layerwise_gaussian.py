@@ -2,8 +2,7 @@
 mechanism.
 
 Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations),
-Section 5.1 (EqClip,
-    MedClip).
+Section 5.1 (EqClip, MedClip).
 """
 
 from __future__ import annotations

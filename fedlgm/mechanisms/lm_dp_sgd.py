@@ -233,9 +233,8 @@ def bias_minimising_weights(
         raise ConfigError(f"unknown root {root!r}; known: least, greatest")
     size = float(np.linalg.norm(b))
     if size == 0:
-        return np.asarray(
-            np.eye(len(a))[int(np.argmin(a))]
-        )  # any unit vector in the flattest direction
+        # any unit vector in the flattest direction
+        return np.asarray(np.eye(len(a))[int(np.argmin(a))])
     least = float(a.min())
     flat = a == least
 
@@ -250,13 +249,10 @@ def bias_minimising_weights(
         if length <= 1:  # the multiplier is min A itself
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest
-    low, high = (
-        0.0,
-        size,
-    )  # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
-    while (
-        low < (middle := (low + high) / 2) < high
-    ):  # to neighbouring floats: the gap may be as small as they are
+    # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
+    low, high = 0.0, size
+    # to neighbouring floats: the gap may be as small as they are
+    while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))
 

@@ -123,9 +123,8 @@ class Method:
             ConfigError: the cohorts are drawn by another sampling.
         """
         facts, planned = self.facts, self.facts.sampling
-        if sampling == planned or isinstance(
-            self.mechanism, BoundsExamples
-        ):  # whose cost rests on the draws of examples
+        # the cost of the latter rests on the draws of examples
+        if sampling == planned or isinstance(self.mechanism, BoundsExamples):
             return
         # Of noise in shares, the readers' epsilon rests on the cohorts.
         if facts.accounted_rate < 1 or facts.shares is not None or planned.separation is not None:
@@ -158,6 +157,17 @@ class Method:
             self._refuse_protected(plan)
         self._refuse_other_cost(plan, transcript)
         return plan
+
+    def events(self, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
+        """Events of all rounds, or of those that cost most if a unit is in some of them at most,
+        and the number of rounds of each event.
+
+        Args:
+            plan: the protected plan of one of the rounds.
+        """
+        process, facts = charging.of(self.facts), self.facts
+        multipliers = np.sort(facts.noise_multiplier / np.sqrt(self._costs))
+        return process.events(plan, multipliers if process.joint else multipliers[: facts.releases])
 
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
@@ -225,10 +235,8 @@ class Method:
             only once, not in every round.
         """
         name = self.mechanism.name
-        if type(plan) not in (
-            ReleasePlan,
-            UnprotectedPlan,
-        ):  # a class derived from them could state another event
+        # a class derived from them could state another event
+        if type(plan) not in (ReleasePlan, UnprotectedPlan):
             raise ConfigError(
                 f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}"
             )
@@ -249,9 +257,8 @@ class Method:
             return last
         for part in plan.parts:  # before a round is charged for noise that cannot be drawn
             check_scale(part.sigma)
-        return replace(
-            plan, **more
-        )  # rebuilt from its fields: what a plan computes of them cannot be set
+        # rebuilt from its fields: what a plan computes of them cannot be set
+        return replace(plan, **more)
 
     @cached_property
     def _costs(self) -> np.ndarray:
@@ -271,9 +278,8 @@ class Method:
                 f"before had {last.family} noise: fix the kind of noise before the run, because "
                 "costs that depend on past releases do not compose"
             )
-        multiplier = (
-            plan.effective_multiplier if plan.size else self.facts.noise_multiplier
-        )  # as the plan's event has it
+        # as the plan's event has it
+        multiplier = plan.effective_multiplier if plan.size else self.facts.noise_multiplier
         cost = (self.facts.noise_multiplier / multiplier) ** 2
         fixed = self._costs[done]
         if not abs(cost - fixed) <= 1e-6 * fixed:

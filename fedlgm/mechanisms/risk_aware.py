@@ -5,11 +5,13 @@ For weights that do not depend on the batch, a step is one Gaussian release with
 and the same noise C sigma_* in every layer. The weights have these sources:
 
     weights = "public"       error rates of public adversaries times the layers' strength in public
-    gradients weights = "stale"        error rates times the layers' strength in the last release,
-    with the noise subtracted: free weights = "privatised"   error rates times a noisy query of the
-    batch before, part of the release: 1 % of the budget variant = "published"    Algorithm 1:
-    strengths of the batch itself; or the batch's weights of least bias (Appendix
-                             D.2). Not private, and charged so
+                             gradients
+    weights = "stale"        error rates times the layers' strength in the last release, with the
+                             noise subtracted, which costs nothing
+    weights = "privatised"   error rates times a noisy query of the previous batch, which is part of
+                             the release and costs 1 % of the budget
+    variant = "published"    Algorithm 1: strengths of the batch itself, or the batch's weights of
+                             least bias (Appendix D.2); not private, and charged as such
 
 Source: LM-DP-SGD paper, Section 4.2, Algorithm 1 and Appendix D.2; docs/guarantees.md, section
 LM-DP-SGD.
@@ -122,8 +124,8 @@ class LMDPSGD(_Reweighting):
         bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
         weights: source of the strengths: "public" (the option `strengths`), "stale" (the last
             released mean gradient: norm of each layer's mean direction, with the noise subtracted)
-                or "privatised" (noisy mean of (||g_il|| /
-            ||g_i||)_l over the last batch, released with its gradients). The first step takes `strengths`.
+            or "privatised" (noisy mean of (||g_il|| / ||g_i||)_l over the last batch, released with
+            its gradients). The first step takes `strengths`.
         strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are
             equal.
         floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.

@@ -322,9 +322,8 @@ class RunNoise:
             )
             return values.to(where)
 
-        where = (
-            torch.device("cpu") if total.device.type == "mps" else total.device
-        )  # Metal has no double precision
+        # Metal has no double precision
+        where = torch.device("cpu") if total.device.type == "mps" else total.device
         w = self.next(noise, sum(sizes), round, ring, draw_round, where)
         pieces = total.split([part.size for part in plan.parts])
         for place, part, piece in zip(plan.streams, plan.parts, pieces, strict=True):

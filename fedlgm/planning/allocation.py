@@ -33,9 +33,8 @@ _SHARES: Registry[Rule] = Registry(
         "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
         "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
         "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
-        "max-snr-sum": lambda s, d: np.eye(len(d))[
-            int(np.argmin(d))
-        ],  # linear objective: a vertex of the simplex
+        # linear objective: a vertex of the simplex
+        "max-snr-sum": lambda s, d: np.eye(len(d))[int(np.argmin(d))],
     },
 )
 

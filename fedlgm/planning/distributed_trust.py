@@ -313,13 +313,11 @@ def _readers_epsilon(
     multiplier = noise_multiplier * math.sqrt(shares.threshold / shares.honest)
     event = shares.law.event(multiplier / SENSITIVITY_FACTOR[relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
-    if (
-        rate == 1 or releases < rounds
-    ):  # draws of clients at their cap are not independent of earlier ones
+    # draws of clients at their cap are not independent of earlier ones
+    if rate == 1 or releases < rounds:
         return every
-    if isinstance(
-        event, WholeOrdersDpEvent
-    ):  # amplification is known of noise with the Gaussian's divergences
+    # amplification is known of noise with the Gaussian's divergences
+    if isinstance(event, WholeOrdersDpEvent):
         return every
     sampled = accounting.epsilon(
         multiplier,

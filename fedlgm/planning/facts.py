@@ -185,9 +185,8 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
-    steps: LocalSteps | None = field(
-        default=None, repr=False
-    )  # ledgers are named by the text of their facts
+    # ledgers are named by the text of their facts
+    steps: LocalSteps | None = field(default=None, repr=False)
     noise: fedlgm.correlation.Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
     assumes: str = field(default="", repr=False)

@@ -20,9 +20,8 @@ from fedlgm.extension.loader import users_code
 from fedlgm.libraries import Tensor, torch
 
 _CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
-_FACTOR = re.compile(
-    r"\.lora_([AB])(\.[^.]+)*$"
-)  # as `peft` and `fedlgm.training.models.adapters` name them
+# as `peft` and `fedlgm.training.models.adapters` name them
+_FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")
 SAFETY = 1 - 2.0**-16
 """Share of a bound to which layers are cut, so that rounding in a norm and a product carries none
 above its bound."""
@@ -123,8 +122,8 @@ class LayerTable:
                 "tensor" makes every tensor a layer, "all" makes one layer of the whole model. For
                 adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" of each of
                 its factors, "kind" three layers: all A, all B, and the rest. A function maps a
-                    parameter's name to its layer's name. If `module` itself holds several tensors,
-                they are the layer "model".
+                parameter's name to its layer's name. If `module` itself holds several tensors, they
+                are the layer "model".
 
         Raises:
             ConfigError: the object is not a model, the grouping is unknown, or there is no

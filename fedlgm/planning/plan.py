@@ -1,10 +1,9 @@
 """One round's release with its bounds, noise and cost, in one frozen object.
 
-    plan  = mechanism.plan(layers, facts, transcript)    # pure: public configuration and past
-    released outputs only total = sum of bounded contributions                  # fedlgm.aggregation
-    bounds them by plan.clip ledger.charge(plan.event, ...)                        # before anything
-    noisy leaves the process noisy = release(total, plan, keys, round)             #
-    fedlgm.noise.release
+    plan  = mechanism.plan(layers, facts, transcript)  # from public configuration and past releases
+    total = sum of bounded contributions               # `fedlgm.aggregation`, by plan.clip
+    ledger.charge(plan.event, ...)                     # before anything noisy leaves the process
+    noisy = release(total, plan, keys, round)          # `fedlgm.noise.release`
 
 The plan owns both the noise that is added and the event that is accounted for, so the two cannot
 differ.

@@ -369,9 +369,8 @@ def layer_directions(norms: Tensor) -> Tensor:
     """
     largest = norms.amax(dim=1, keepdim=True)
     usable = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
-    part = torch.where(
-        usable, norms / torch.where(usable, largest, 1.0), 0.0
-    )  # squares of tiny numbers vanish
+    # squares of tiny numbers vanish
+    part = torch.where(usable, norms / torch.where(usable, largest, 1.0), 0.0)
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
     return part / length.clamp(min=1.0)  # the largest part is 1
 

@@ -54,9 +54,9 @@ from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times what it is
-LOST = (
-    2.0**-52
-)  # of delta per release, to the rounding of the grid's Fourier transforms: five times what was measured
+# of delta per release, to the rounding of the grid's Fourier transforms: five times what was
+# measured
+LOST = 2.0**-52
 _NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
 
 _LARGEST_MULTIPLIER = 1e7
@@ -511,10 +511,8 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
             if math.isfinite(found) or accountant != "rdp":
                 break
         return found
-    except (
-        OverflowError,
-        ZeroDivisionError,
-    ):  # hardly any noise: losses whose exponentials no double holds
+    except (OverflowError, ZeroDivisionError):
+        # hardly any noise: losses whose exponentials no double holds
         return math.inf
 
 

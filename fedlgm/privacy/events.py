@@ -223,9 +223,8 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
     check_at_least_zero(epsilon=epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
-    replaced = min(
-        2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53
-    )  # rounded to 1, it would be refused
+    # rounded to 1, it would be refused
+    replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)
     return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
 

@@ -82,9 +82,8 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
 def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> np.ndarray:
     """Largest x at which the sampled loss is at least sign times `losses`, float64 [n]."""
     factor, constant = 1 / rate, 1 - 1 / rate
-    plain = losses + np.log(
-        factor
-    )  # becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling
+    # Becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
+    plain = losses + np.log(factor)
     with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is set below
         plain = plain + np.log1p(-np.exp(np.log(-constant) - plain))
     plain[losses == 0] = np.log(factor + constant)

@@ -152,9 +152,8 @@ def remedy(error: Exception, path: Path) -> str:
     code = (
         getattr(error, "sqlite_errorcode", None) or 0
     ) & 0xFF  # extended codes keep the primary one there
-    if code == sqlite3.SQLITE_IOERR and _is_full(
-        path.parent
-    ):  # so SQLite reports a full disk for its auxiliary files
+    # SQLite reports a full disk for its auxiliary files as an input or output error.
+    if code == sqlite3.SQLITE_IOERR and _is_full(path.parent):
         code = sqlite3.SQLITE_FULL
     return _REMEDIES.get(code, "restore it from a backup or start a new run")
 

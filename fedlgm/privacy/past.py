@@ -65,10 +65,8 @@ class Past:
         lost = 0.0 if is_resolved(events, delta) else LOST * sum(count for _, count in events)
         if not (many and added and accountant == "pld" and lost <= _MOST_LOST * delta):
             return composed_epsilon(events, delta, accountant)
-        precision, counts = (
-            0.0,
-            Counter[str](),
-        )  # Gaussian releases without sampling are together one such release
+        # Gaussian releases without sampling are together one such release
+        precision, counts = 0.0, Counter[str]()
         for event, count in charged:
             if isinstance(event, dp_event.GaussianDpEvent):
                 precision += count / event.noise_multiplier**2

@@ -17,9 +17,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, special
 from typing_extensions import override
 
-_ORDERS = np.concatenate(
-    (np.arange(-20, 0), np.arange(1, 21))
-)  # of the Chernoff bounds, times the grid's length
+# of the Chernoff bounds, times the grid's length
+_ORDERS = np.concatenate((np.arange(-20, 0), np.arange(1, 21)))
 
 
 def repeatable(single: PrivacyLossDistribution) -> PrivacyLossDistribution:

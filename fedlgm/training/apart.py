@@ -85,9 +85,8 @@ class ClientsApart(Trainer):
             task_copy = replace(
                 task, trained=None if task.trained is None else task.trained.clone()
             )
-            with fork_rng(
-                task.order.initial_seed(), self._device
-            ):  # or its draws would follow from earlier clients'
+            # Otherwise its draws would follow from earlier clients'.
+            with fork_rng(task.order.initial_seed(), self._device):
                 updates = list(trainer.updates(model.clone(), [task_copy]))
             if self._watched is not None:
                 self._watched.check()

@@ -1,9 +1,9 @@
 """Private principal component analysis by noise on the second-moment matrix sum_n x_n x_n^T.
 
     plan  = covariance_plan(method, dimension, epsilon, delta)
-    total = covariance_sum(rows, plan)      # additive over sets of rows: clients may each send
-    theirs noisy = ...                             # the total and the plan's noise, see
-    `federated_pca` basis = top_subspace(noisy, rank)
+    total = covariance_sum(rows, plan)  # additive over sets of rows: each client may send its own
+    noisy = ...                         # the total and the plan's noise, see `federated_pca`
+    basis = top_subspace(noisy, rank)
 
 Neighbours differ by the addition or removal of one row; every row is scaled down to the unit l2
 ball. Noise is drawn for the upper triangle and mirrored. Sources: Analyze Gauss (Dwork, Talwar,
@@ -66,21 +66,21 @@ def covariance_plan(
     """The release of one second-moment matrix under an (epsilon, delta) budget.
 
     Methods:
-        gaussian-iid: standard deviation 1/mu_0 in the whole upper triangle (Analyze Gauss): ||x
-        x^T||_F <= 1. gaussian-symmetric: 1/mu_0 on the diagonal, 1/(sqrt(2) mu_0) above it
-        (Gaussian orthogonal ensemble). With
-            s = sum_i x_i^4 a unit row costs mu_0^2 (s + 2 sum_{i<j} x_i^2 x_j^2) = mu_0^2 (s + 1 -
-            s): the budget is met with equality by every unit row, at half the off-diagonal variance
-            and with no clipping of entries.
+        gaussian-iid: standard deviation 1/mu_0 in the whole upper triangle (Analyze Gauss):
+            ||x x^T||_F <= 1.
+        gaussian-symmetric: 1/mu_0 on the diagonal, 1/(sqrt(2) mu_0) above it (Gaussian orthogonal
+            ensemble). With s = sum_i x_i^4 a unit row costs mu_0^2 (s + 2 sum_{i<j} x_i^2 x_j^2) =
+            mu_0^2 (s + 1 - s): every unit row meets the budget with equality, at half the
+            off-diagonal variance and with no clipping of entries.
         gaussian-inid: i.n.i.d. noise paper: entries clipped to 1/sqrt(K) on and 1/sqrt(2K) off the
-        diagonal, with
-            K = M (M + 1) / 2, and the optimal noise for that profile.
+            diagonal, with K = M (M + 1) / 2, and the optimal noise for that profile.
         gaussian-inid-unclipped: the same noise without the clipping, as the paper's figures
-        suggest. NOT PRIVATE at the
-            stated budget: a row along one axis moves its diagonal entry by 1 instead of 1/sqrt(K).
+            suggest. NOT PRIVATE at the stated budget: a row along one axis moves its diagonal entry
+            by 1 instead of 1/sqrt(K).
         laplace-iid: scale D_1/epsilon with the l1 sensitivity D_1 = (M + 1) / 2 of the upper
-        triangle. laplace-inid: entries clipped as in gaussian-inid, optimal Laplace noise for that
-        profile.
+            triangle.
+        laplace-inid: entries clipped as in gaussian-inid, and the optimal Laplace noise for that
+            profile.
 
     Args:
         method: one of the above.

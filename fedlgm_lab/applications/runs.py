@@ -258,9 +258,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             CovarianceSums(plan),
             layers,
             RowSource.deal(x, np.zeros(rows), settings.clients, keys),
-            ServerOptimizer(
-                "sgd", float(settings.clients)
-            ),  # undoes the mean: the "model" is the released sum
+            # This undoes the mean: the "model" is the released sum.
+            ServerOptimizer("sgd", float(settings.clients)),
             rounds=1,
             relation=plan.guarantee.relation,
             keys=keys,

@@ -102,9 +102,8 @@ def analytic(
     low, high = (
         _entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0)
     )
-    image = (2 * estimate - low - high) / (
-        high - low
-    )  # a model may move its images to another interval
+    # a model may move its images to another interval
+    image = (2 * estimate - low - high) / (high - low)
     return image.clamp(-1, 1).float().view(1, *shape), sigma == 0
 
 

@@ -124,9 +124,8 @@ class ClassReconstruction:
             labels = torch.cat([torch.full((count - len(rows),), self.target), self._y[rows]])
             images = self._drawn(labels)
             loss = nn.functional.cross_entropy(self._module(images), labels)
-            held = images[
-                labels != self.target
-            ]  # the attacker has no real image of the other class
+            # the attacker has no real image of the other class
+            held = images[labels != self.target]
             self._train_critic(held.detach(), self._x[rows])
             loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
             if not torch.isfinite(loss):

@@ -60,9 +60,8 @@ class InceptionFeatures:
                 f"torch-fidelity's {WEIGHTS} there, or pass its path"
             )
         try:
-            torch.load(
-                path, map_location="cpu", weights_only=True
-            )  # the extractor would unpickle anything
+            # the extractor would unpickle anything
+            torch.load(path, map_location="cpu", weights_only=True)
             self._network = FeatureExtractorInceptionV3(
                 "inception", ["2048"], feature_extractor_weights_path=str(path)
             )

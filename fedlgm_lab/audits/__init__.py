@@ -3,10 +3,9 @@ values.
 
     from fedlgm_lab.audits import Audit, Subject, audit_release
 
-    Audit().mechanism(Subject.of("snr-consistent"))      # a registered mechanism, through the
-    public release path audit_release(release, epsilon=1.0, delta=1e-5)      # any function that
-    releases one of two neighbouring inputs Canaries(layers, count, keys)                        #
-    canaries for your own run
+    Audit().mechanism(Subject.of("snr-consistent"))  # a registered mechanism, on the public path
+    audit_release(release, epsilon=1.0, delta=1e-5)  # a function that releases one of two inputs
+    Canaries(layers, count, keys)                    # canaries for your own run
 
 `fedlgm_lab.audits.bounds` (for counted guesses) and `fedlgm_lab.audits.gaussian_scores` state each
 bound's assumptions.

@@ -33,9 +33,8 @@ from fedlgm_lab.audits.subject import Subject
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
 _ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
-_COORDINATES = (
-    1 << 25
-)  # of all rounds together, up to which a run that is one mechanism is drawn as a whole
+# of all rounds together, up to which a run that is one mechanism is drawn as a whole
+_COORDINATES = 1 << 25
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ out. Every bound holds with probability `confidence` over the canaries' fair coi
 mechanism's noise, under the neighbouring relation by which in and out differ. The assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
-    epsilon_one_run           one run, canaries in by independent fair coins; any (epsilon,
-    delta)-DP release
+    epsilon_one_run           one run, canaries in by independent fair coins; any
+                              (epsilon, delta)-DP release
 
 Scores with Gaussian noise allow tighter bounds: `fedlgm_lab.audits.gaussian_scores`.
 

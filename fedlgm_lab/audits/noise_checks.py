@@ -17,14 +17,10 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-_HEAD, _HEADS, _FEWEST = (
-    256,
-    4096,
-    8,
-)  # first numbers that are compared: of a layer, of a round, and at least
-_EDGES = np.array(
-    [1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
-)  # of magnitudes; the first cell is for numbers without noise
+# first numbers that are compared: of a layer, of a round, and at least
+_HEAD, _HEADS, _FEWEST = 256, 4096, 8
+# of magnitudes; the first cell is for numbers without noise
+_EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 _PLANNED = np.diff(scipy.stats.chi(1).cdf([0.0, *_EDGES, np.inf]))
 
 

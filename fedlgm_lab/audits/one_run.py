@@ -88,10 +88,8 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        levels, counts = (
-            np.array([float(levels.min())]),
-            np.array([int(counts.sum())]),
-        )  # no more than they all cost
+        # no more than they all cost
+        levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
         (
@@ -187,8 +185,7 @@ def run_scores(record: CanaryRecord) -> Scores:
     canaries that are out.
 
     A score is a function only of the releases (and of public plans): the sum over the rounds of
-    ln(1 - q + q exp(mu x
-    - mu^2 / 2)), with x the round's canary-aligned sum.
+    ln(1 - q + q exp(mu x - mu^2 / 2)), with x the round's canary-aligned sum.
     """
     mu = record.signal[:, None]
     exponent = mu * record.raw * record.orientation - mu**2 / 2

@@ -49,11 +49,8 @@ _ABOVE = 8.0  # raw updates over their bounds
 _ANSWER = 1e6  # far above any bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number: one client decides where a median lies
-_BATCH, _ANGLE, _CANARY = (
-    100,
-    0.01,
-    10.0,
-)  # examples that agree, and one whose gradient is ten times the bound
+# examples that agree, and one whose gradient is ten times the bound
+_BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0
 
 
 @dataclass(frozen=True)
@@ -148,9 +145,8 @@ class Subject:
             mechanism, label = name, name.name
         else:
             if variant == "published" and "clip" in mechanisms.options(name):
-                options.setdefault(
-                    "clip", "med"
-                )  # what is published and not private there is only MedClip
+                # what is published and not private there is only MedClip
+                options.setdefault("clip", "med")
             mechanism = mechanisms.get(name, variant=variant, **options)
             label = name if variant == "sound" else f"{name} ({variant})"
         if isinstance(mechanism, PlansFromAnswers):

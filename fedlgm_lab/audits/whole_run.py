@@ -7,12 +7,10 @@ noise of standard deviation 1 that is independent over rounds, layers and orthog
 audit uses one of two bounds on the noise:
 
 * over all rounds and canaries, as if each were a separate release. This bound is tight, and valid
-  if whitening makes
-the noise white, which a check tests;
+  if whitening makes the noise white, which a check tests;
 * if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This
-  is the adversary's
-best test and valid for any Gaussian noise. For a sound run it is used only if the check failed by
-chance, so it takes no share of the level.
+  is the adversary's best test and valid for any Gaussian noise. For a sound run it is used only if
+  the check failed by chance, so it takes no share of the level.
 
 Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the
 epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling

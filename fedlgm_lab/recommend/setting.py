@@ -67,9 +67,8 @@ def setting_of(
     dataset, source = public_examples(parsed, Assembly(parsed, own).data.task, public, outline)
     assembly = Assembly(of_public(parsed), replace(own, data=dataset))
     assembly.model.check()
-    ours = data is None and (
-        recipe is not None or public is None or isinstance(public, str)
-    )  # the recipe's own data
+    # whether these are the recipe's own data
+    ours = data is None and (recipe is not None or public is None or isinstance(public, str))
     total = examples if examples is not None else examples_of(parsed) if ours else None
     share = (
         total / parsed.federation.clients

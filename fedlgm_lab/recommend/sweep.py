@@ -99,9 +99,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         if any(change.partition("=")[0].strip() == key for change in changes):
             raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of a delta that suits the recipe's population, not those of the rows
+        # of a delta that suits the recipe's population, not those of the rows
+        warnings.simplefilter("ignore")
         base = recipes.load(recipe, changes)
         if base.unit != "client":
             raise ConfigError(

@@ -45,10 +45,8 @@ _QUANTILES = torch.linspace(0.0, 1.0, 17)
 coordinate."""
 LEAST = 40
 """Least number of public examples."""
-_LOOKS, _LOOKED_AT = (
-    5,
-    256,
-)  # times in a shadow model's training at which its gradients are looked at, and of how many
+# times in a shadow model's training at which its gradients are looked at, and of how many
+_LOOKS, _LOOKED_AT = 5, 256
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,8 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         and recipe.data.pixels is not None
         and not is_reference(section.data)
     ):
-        images = {
-            "pixels": recipe.data.pixels
-        }  # the model's interval; a user's own set is taken as it is
+        # the model's interval; a user's own set is taken as it is
+        images = {"pixels": recipe.data.pixels}
     with prefix_key("risk.data" if named else "data"):
         dataset = recipe.task.build().prepare(data.load(named or private_name, folder, **images))
     if named is None:
@@ -300,6 +299,20 @@ def risk_of(
         seed=chosen,
         progress=progress,
     )
+
+
+def measured_recipe(
+    recipe: Recipe, findings: Findings, errors: Errors, emphasis: float
+) -> Recipe | None:
+    """The recipe with the findings; None if its mechanism does not use them."""
+    if recipe.mechanism.name != "lm-dp-sgd":
+        return None
+    raw = recipe.model_dump(exclude_none=True)
+    measured = {"error_rates": findings.rates(errors), "emphasis": emphasis}
+    raw["mechanism"] |= {"group_by": "module", **measured}  # adversaries look at modules' outputs
+    if recipe.mechanism.variant == "sound":
+        raw["mechanism"]["strengths"] = [row.strength for row in findings.risks]
+    return Recipe.model_validate(raw)
 
 
 __all__ = ["Findings", "PublicExamples", "measure", "public_examples", "resize", "risk_of"]

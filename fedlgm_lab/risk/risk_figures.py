@@ -1,11 +1,19 @@
-"""Picture of layer risk: error rates of the adversaries and the resulting weights."""
+"""Layer risk as a picture, a table, JSON and sentences: error rates of the adversaries and the
+resulting weights.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
+from rich.table import Table
 
-from fedlgm_lab.risk.measure import Findings
+from fedlgm_lab.risk.measure import Errors, Findings
+from simulations import tables
+from simulations.config.recipe import Recipe
 
 
 def figure(found: Findings, weights: list[float]) -> Figure:
@@ -39,3 +47,69 @@ def figure(found: Findings, weights: list[float]) -> Figure:
     for axes in (left, right):
         axes.set_xticks(places, names, rotation=30 if len(names) < 12 else 90, ha="right")
     return picture
+
+
+def table(found: Findings, weights: list[float]) -> Table:
+    """Error rates by layer."""
+    names = (
+        "layer",
+        "error, training set (paper)",
+        "error, held out",
+        "error, gradient norm",
+        "strength",
+        "weight",
+    )
+    rows = [
+        [
+            row.layer,
+            *(
+                f"{value:.3f}"
+                for value in (
+                    row.training_error,
+                    row.held_out_error,
+                    row.gradient_error,
+                    row.strength,
+                    weight,
+                )
+            ),
+        ]
+        for row, weight in zip(found.risks, weights, strict=True)
+    ]
+    return tables.table("layer risk: 0.5 is a coin toss", names, rows, left=("layer",))
+
+
+def summarise(
+    recipe: Recipe, findings: Findings, errors: Errors, emphasis: float, folder: Path
+) -> dict[str, Any]:
+    """JSON form of the findings, with the weights of `lm-dp-sgd` and the written files."""
+    return {
+        "recipe_name": recipe.name,
+        "model": recipe.model.name,
+        **findings.to_dict(),
+        "errors": errors,
+        "emphasis": emphasis,
+        "error_rates": findings.rates(errors),
+        "strengths": [row.strength for row in findings.risks],
+        "weights": findings.weights(errors, emphasis).tolist(),
+        "folder": str(folder),
+        "picture": str(folder / "risk.png"),
+    }
+
+
+def sentences(summary: dict[str, Any]) -> list[str]:
+    """A summary for the terminal, below the table."""
+    rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
+    strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
+    least = ", ".join(f"{value:.4g}" for value in summary["bias_weights"])
+    lines = [
+        f"public examples: {summary['examples']:,}, {summary['public']}; no other data were used",
+        f"a held-out error near 0.5 has a standard error of {summary['standard_error']:.3f}",
+        "for a recipe with mechanism.name = 'lm-dp-sgd':",
+        f"  error_rates = [{rates}]",
+        f"  strengths = [{strengths}]",
+        f"  emphasis = {summary['emphasis']:g}",
+        f"or, for the least bias and without error rates (Appendix D.2): strengths = [{least}]",
+    ]
+    if "recipe" in summary:
+        lines.append(f"the recipe with them: {summary['recipe']}")
+    return [*lines, f"picture: {summary['picture']}"]

@@ -54,7 +54,7 @@ def write(run: Path, format: str, *, private: bool = False) -> str:
         RunError: the folder is not a run's, or the run is not finished.
         LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
     """
-    from fedlgm_lab.statement import pages
+    from fedlgm_lab.statement import statement_page
     from fedlgm_lab.statement.questions import answer_questions, registry_row
     from simulations.runs import strict_json
     from simulations.runs.folder import RunFolder
@@ -71,7 +71,7 @@ def write(run: Path, format: str, *, private: bool = False) -> str:
     if format == "registry":
         return f"{strict_json.dumps(registry_row(told, result['recipe']), indent=2)}\n"
     title = f"Privacy statement: {result['recipe']}"
-    make = pages.to_html if format == "html" else pages.to_markdown
+    make = statement_page.to_html if format == "html" else statement_page.to_markdown
     return make(title, answer_questions(told))
 
 

@@ -292,9 +292,8 @@ def _with_recipe(
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
     if MODEL in point and own.model is not None:
         objects[MODEL] = point[MODEL]  # the recipe names its class only
-    if (
-        base.run.seed is not None and "seed" in raw["run"]
-    ):  # a point of the grid with own data has none
+    # a point of the grid with its own data has no seed
+    if base.run.seed is not None and "seed" in raw["run"]:
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
     used = own if method.mechanism is None else replace(own, mechanism=method.mechanism)
     return replace(job, recipe=recipes.Recipe.model_validate(raw), own=used)

@@ -22,9 +22,8 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     all runs are composed. There is no joint figure for releases with different units, relations or
     divisions of the data, or for runs that their results ended early.
     """
-    done = [
-        job for job in done if (out / job.folder).exists()
-    ]  # what was refused has released nothing
+    # what was refused has released nothing
+    done = [job for job in done if (out / job.folder).exists()]
     events: list[tuple[Any, int]] = []
     protected_runs = 0
     protections, stopped = set(), False

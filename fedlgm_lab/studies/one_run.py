@@ -42,9 +42,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
     if path.is_dir() and all(
         inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")
     ):
-        shutil.rmtree(
-            path
-        )  # only empty folders; one with a file may be a run's, which has spent something
+        # only empty folders; one with a file may be a run's, which has spent something
+        shutil.rmtree(path)
 
     def report(row: FullRow) -> None:
         if on_row is not None:

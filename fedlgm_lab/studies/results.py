@@ -15,9 +15,10 @@ from fedlgm.errors import ConfigError
 from fedlgm.files import path_of, write_whole
 from fedlgm.privacy.guarantee import caveat_of
 from fedlgm_lab.studies import frames, joint
-from fedlgm_lab.studies.records import FILE, Records
+from fedlgm_lab.studies.records import FILE, NOT_KEPT, Records, writing
 from fedlgm_lab.studies.statistics import LEVEL, Difference, difference, holm, over_cells
 from fedlgm_lab.studies.study_rows import JointCost
+from simulations.runs import strict_json
 
 Sides = tuple[str, Any, Any]
 """Compared sides: a key, and two of its values."""
@@ -221,6 +222,34 @@ class Study:
         from fedlgm_lab.studies import drawing
 
         return drawing.draw(self, path, x, hue, y or self.headline, spread, labels or {})
+
+    def write(
+        self,
+        content: Mapping[str, Any],
+        metrics: list[str] | None = None,
+        x: str | None = None,
+        y: str | None = None,
+    ) -> str:
+        """Write the study's tables and picture into its folder; returns their names as text.
+
+        Args:
+            content: values of its `study.json`.
+            metrics: of the LaTeX table, see `table`.
+            x: of the picture, see `plot`.
+            y: of the picture, see `plot`.
+
+        Raises:
+            RunError: the system refuses a file.
+        """
+        csv, latex, picture, json = (
+            self.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE)
+        )
+        with writing(self.folder):
+            strict_json.write(json, content, indent=1)
+            self._frame.drop(columns=NOT_KEPT).to_csv(csv, index=False)
+            self.to_latex(latex, metrics)
+            self.plot(picture, x=x, y=y)
+        return f"files: {csv}, {latex}, {picture}, {json}"
 
     def difference(
         self,

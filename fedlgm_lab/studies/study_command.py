@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,10 +16,6 @@ from fedlgm import libraries
 from simulations import tables
 from simulations.ending import report_interruption
 from simulations.shell import JsonOption, SetOption, console, print_json
-
-if TYPE_CHECKING:
-    from fedlgm_lab.studies.results import Study
-    from fedlgm_lab.studies.study_rows import Row
 
 
 def study(
@@ -83,22 +80,20 @@ def study(
     if tuned and not parsed.tune:
         raise ConfigError(f"{label} names no values to search: add them to its file as [tune]")
 
-    def make(place: Path, searched: dict[str, list[Any]] | None) -> Study:
-        return run(
-            parsed.recipe,
-            grid=parsed.grid,
-            seeds=seeds or parsed.seeds,
-            workers=ray_address or workers,
-            overrides=parsed.set,
-            folder=place,
-            search=searched or None,
-            search_seeds=parsed.search_seeds,
-            progress=not as_json,
-        )
+    make = partial(
+        run,
+        parsed.recipe,
+        grid=parsed.grid,
+        seeds=seeds or parsed.seeds,
+        workers=ray_address or workers,
+        overrides=parsed.set,
+        search_seeds=parsed.search_seeds,
+        progress=not as_json,
+    )
 
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
-        result = make(folder, parsed.search)
-        again = make(folder / "tuned", parsed.tune) if tuned else None
+        result = make(folder=folder, search=parsed.search or None)
+        again = make(folder=folder / "tuned", search=parsed.tune) if tuned else None
     frames.require_finished(result.to_frame())
     asked: dict[str, Any] = {"study": label, "paper": parsed.paper}
     asked |= parsed.model_dump(include={"recipe", "set", "grid"})
@@ -108,12 +103,12 @@ def study(
             parsed.claims, again.to_frame(), again.compared_keys, again.headline
         )
         told = asked | {"claims": [claim.to_row() for claim in searched]}
-        _write(again, told | records.plain_values(again.records), parsed.metrics)
+        again.write(told | records.plain_values(again.records), parsed.metrics)
         checked = claims.weigh(checked, searched)
     metric = parsed.y or result.headline
     content = asked | {"claims": [claim.to_row() for claim in checked]}
     content |= records.plain_values(result.records, [metric] if parsed.x == "round" else [])
-    files_told = _write(result, content, parsed.metrics, parsed.x, metric)
+    files_told = result.write(content, parsed.metrics, parsed.x, metric)
     table = result.table(parsed.metrics)
     if as_json:
         print_json(content | {"cells": records.rows_of(table), "out": str(folder)})
@@ -179,7 +174,7 @@ def compare(
     inception: Path | None,
     out: Path | None,
     as_json: bool,
-) -> libraries.Group | Row:
+) -> libraries.Group | dict[str, Any]:
     """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
 
     Args:
@@ -212,9 +207,8 @@ def compare(
         wanted = measured.Attacks.parse(attacks or "", inception)
     todo = jobs(recipe, methods, seeds, overrides, epsilons, partitions)
     if wanted is not None and wanted.labels:
-        wanted = wanted.with_class_numbers(
-            Assembly(todo[0].recipe, todo[0].own).data.dataset
-        )  # before the first run
+        # before the first run
+        wanted = wanted.with_class_numbers(Assembly(todo[0].recipe, todo[0].own).data.dataset)
     folder = out or Path("runs") / f"compare-{Path(recipe or 'digits').stem}"
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
         failed = complete(todo, folder, workers, not as_json, engine)
@@ -224,35 +218,13 @@ def compare(
                 rows = measured.measure(done, folder, wanted, progress=on_attack)
     result = Study(folder, records.Records.of_runs(folder, todo, failed))
     summary = comparison.summarise(result) | {"out": str(folder)}
-    files_told = _write(result, records.plain_values(result.records))
+    files_told = result.write(records.plain_values(result.records))
     if wanted is not None:
         summary["attacks"] = table.cells(summary, rows)
     if as_json:
         return summary
     attacked = [table.tables(summary["attacks"])] if wanted is not None else []
     return Group(comparison.tables(summary), *attacked, files_told)
-
-
-def _write(
-    result: Study,
-    content: dict[str, Any],
-    metrics: list[str] | None = None,
-    x: str | None = None,
-    y: str | None = None,
-) -> str:
-    """Write a study's files into its folder; returns their names as text."""
-    from fedlgm_lab.studies.records import FILE, NOT_KEPT, writing
-    from simulations.runs import strict_json
-
-    csv, latex, picture, json = (
-        result.folder / name for name in ("runs.csv", "table.tex", "study.svg", FILE)
-    )
-    with writing(result.folder):
-        strict_json.write(json, content, indent=1)
-        result.to_frame().drop(columns=NOT_KEPT).to_csv(csv, index=False)
-        result.to_latex(latex, metrics)
-        result.plot(picture, x=x, y=y)
-    return f"files: {csv}, {latex}, {picture}, {json}"
 
 
 @contextlib.contextmanager

@@ -102,9 +102,8 @@ def create(
             f"{path} already exists: choose another folder, or remove it (its nodes' ledgers too)"
         )
     before = os.umask(0o022)
-    os.umask(
-        before | 0o022
-    )  # no other user may write a file of the deployment, whatever the umask permits
+    # no other user may write a file of the deployment, whatever the umask permits
+    os.umask(before | 0o022)
     try:
         with draft_folder(path) as draft:
             folders = DeploymentFolder(draft), DeploymentFolder(path)
@@ -114,9 +113,8 @@ def create(
         said = explain_failure(f"cannot make the deployment {path}", error)
         raise RunError(said.replace(str(draft), str(path))) from error
     except ConfigError as error:
-        said = re.sub(
-            r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error)
-        )  # a file of the draft
+        # a file of the draft
+        said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))
         raise ConfigError(said.replace(str(draft), str(path))) from error
     finally:
         os.umask(before)
@@ -151,9 +149,8 @@ def _fill(
         (draft.path, 0o711), (draft.path / "nodes", 0o711), (draft.signer.path, 0o711),
         (draft.signer.socket.parent, 0o750),
     ):  # fmt: skip
-        folder.chmod(
-            mode
-        )  # whatever the operator's umask: the users of a deployment's processes have to get there
+        # whatever the operator's umask: the users of a deployment's processes have to get there
+        folder.chmod(mode)
     ports = free_ports(nodes + 2)
     settings = Settings(
         host=hosts[0] if hosts else "127.0.0.1",

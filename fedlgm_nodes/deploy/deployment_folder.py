@@ -3,11 +3,12 @@
 DIR/deploy.toml                address, ports, names
 DIR/enrolment.toml             which node is which client
 DIR/server/                    SuperLink's certificate and database, Flower's configuration, runs
-DIR/signer/                    the key that signs questions, registered runs: of another user than
-the SuperLink's DIR/proxy/                     the proxy before the SuperLink, if nodes are on other
-machines DIR/authority/                 the key that signs certificates: no running process needs it
-DIR/nodes/NAME/                everything of one node: goes to its machine
-DIR/systemd/                   units for machines that start them by themselves
+DIR/signer/                    the key that signs questions, and registered runs; its user is not
+                               the SuperLink's
+DIR/proxy/                     the proxy before the SuperLink, if nodes are on other machines
+DIR/authority/                 the key that signs certificates; no running process needs it
+DIR/nodes/NAME/                everything of one node, which goes to its machine
+DIR/systemd/                   units for machines that start the processes themselves
 DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
 """
 

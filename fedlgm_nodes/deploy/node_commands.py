@@ -280,9 +280,8 @@ def ledger(folder: NodeArgument, as_json: JsonOption = False) -> None:
     last = table(f"{policy.node.name}: {report['data']}", columns, left=columns)
     for row in rows[-20:]:
         cost = Cost.of(decode(json.loads(row.event))).sentence(guarantee.unit)
-        run = Text(
-            printable(row.run, 80)
-        )  # chosen by the sender of the question: no markup, no control characters
+        # chosen by the sender of the question: no markup, no control characters
+        run = Text(printable(row.run, 80))
         last.add_row(str(row.seq), row.charged_at[:19], run, str(row.round), row.trust, cost)
     _out.print(last, soft_wrap=False)
     _out.print(

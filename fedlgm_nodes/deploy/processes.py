@@ -185,9 +185,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     try:
         _record(folder, _known(folder))
         if "superlink" not in running:
-            end(
-                started_under(folder.flower_home)
-            )  # ServerApps of a SuperLink that died: they still hold their runs
+            # ServerApps of a SuperLink that died: they still hold their runs
+            end(started_under(folder.flower_home))
         _check_ports(settings, running)
         _start(folder, "superlink", running, started)
         _start(folder, "signer", running, started)

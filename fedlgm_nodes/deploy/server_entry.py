@@ -63,9 +63,8 @@ class _NodesData(RunData):
         section = self.recipe.data
         if section.name != TABLE or section.test_file is not None:
             return super().dataset
-        return cast(
-            DataSet, data.outline(TABLE, **section.reading)
-        )  # `_check_stated`: it has columns
+        # it names columns, see `_check_stated`
+        return cast(DataSet, data.outline(TABLE, **section.reading))
 
     @property
     @override
@@ -222,15 +221,12 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
     """
     model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
     if recipe.model.weights is not None:
-        model["weights"] = digest_of_file(
-            recipe.model.weights
-        )  # each node has its own copy, which its policy pins
+        # each node has its own copy, which its policy pins
+        model["weights"] = digest_of_file(recipe.model.weights)
     if recipe.model.adapters is not None:
         seed = (recipe.run.seed or 0) if recipe.model.seed is None else recipe.model.seed
-        model["adapters"] = {
-            "seed": seed,
-            **recipe.model.adapters,
-        }  # where A is frozen, it is not sent
+        # a frozen A is not sent: each node draws it from this seed
+        model["adapters"] = {"seed": seed, **recipe.model.adapters}
     work: dict[str, Any] = {
         "mechanism": {"name": recipe.mechanism.name, **recipe.mechanism.options},
         "group_by": recipe.mechanism.group_by,

@@ -42,10 +42,8 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).parent / "app"
-_SILENCE_S, _LONGEST_S = (
-    20.0,
-    30.0,
-)  # of a run, until Flower is asked what became of it; a question costs a second
+# silence of a run until Flower is asked what became of it; a question costs a second
+_SILENCE_S, _LONGEST_S = 20.0, 30.0
 _START_S = 2.5  # until the run's process is missed: SuperExec looks for tasks every second
 
 

@@ -33,9 +33,8 @@ PREFIX_BYTES = _PREFIX.size
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
-RECORD_BYTES = (
-    5 << 20
-)  # of a body in one record, at most: as many as in a part of one of Flower's arrays
+# of a body in one record, at most: as many as in a part of one of Flower's arrays
+RECORD_BYTES = 5 << 20
 
 
 class FrameError(RunError):

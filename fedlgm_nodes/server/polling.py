@@ -99,9 +99,8 @@ class Polling:
         """
         patience = self._patience
         for part in asked:
-            down = (
-                part.open and part.down_since is not None and not part.keys
-            )  # not with an answer still to come
+            # a node with an answer still to come is not down
+            down = part.open and part.down_since is not None and not part.keys
             if down and now - (part.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
                 if possible > needed:  # below the quorum it is waited for

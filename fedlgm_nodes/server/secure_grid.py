@@ -293,9 +293,8 @@ class _Attempt:
             VoidRound: too few nodes answered after that, or too few are asked.
         """
         self._message, server = message, self.server
-        if (
-            len(self._clients) < server.terms.threshold
-        ):  # caps leave too few, and a resumed run would ask no others
+        # caps leave too few, and a resumed run would ask no others
+        if len(self._clients) < server.terms.threshold:
             raise VoidRound(
                 f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer"
             )
@@ -396,9 +395,8 @@ class _Attempt:
         header = min(len(json.dumps(fields)) for fields in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
             return None  # found out later, it would void this round
-        with suppress(
-            RunError
-        ):  # a signer may refuse this plan for the next round: that does not make this one void
+        # a signer may refuse this plan for the next round: that does not make this one void
+        with suppress(RunError):
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None
 

@@ -25,9 +25,8 @@ class Ask(BaseModel):
     work: dict[str, Any] = {}
     expect: dict[str, Any] | None = None
     signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
-    model: str = Field(
-        default="", pattern="^([0-9a-f]{64})?$"
-    )  # its digest, in steps that do not bring it
+    # the model's digest, in steps that do not bring the model
+    model: str = Field(default="", pattern="^([0-9a-f]{64})?$")
     given: dict[str, Any] = {}  # to a step of a secure sum
     ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
 

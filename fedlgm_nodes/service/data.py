@@ -6,13 +6,14 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from clients.source import ClientData
+from fedlgm import libraries
 from fedlgm.data import named_tables, tables
 from fedlgm.data.formats import read_idx
 from fedlgm.data.names import refuse_masked
@@ -24,9 +25,6 @@ from fedlgm.training.tasks import Task
 from fedlgm_nodes.policy import Data, People
 from fedlgm_nodes.service import people
 from fedlgm_nodes.service.people import Counted
-
-if TYPE_CHECKING:
-    import pandas
 
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
@@ -190,8 +188,8 @@ def _table(section: Data, folder: Path) -> tuple[Any, ...]:
 
 
 def _used_rows(
-    marked: People, folder: Path, frame: pandas.DataFrame
-) -> tuple[pandas.DataFrame, Counted]:
+    marked: People, folder: Path, frame: libraries.DataFrame
+) -> tuple[libraries.DataFrame, Counted]:
     """The rows of people who count at this node, without their pseudonyms."""
     tables.require_columns([marked.column], frame.columns, "data.people")
     pseudonyms = people.pseudonyms(frame.pop(marked.column), marked.column)
@@ -201,7 +199,7 @@ def _used_rows(
     return frame[used].reset_index(drop=True), Counted(here, elsewhere)
 
 
-def read_rows(path: Path, *text: str) -> pandas.DataFrame:
+def read_rows(path: Path, *text: str) -> libraries.DataFrame:
     """A table's rows. In a CSV file the columns that are named, such as the targets, are text.
 
     Raises:
@@ -214,7 +212,7 @@ def read_rows(path: Path, *text: str) -> pandas.DataFrame:
     return named_tables.read_frame(path, "path", text)
 
 
-def numbers(frame: pandas.DataFrame, features: Sequence[str]) -> np.ndarray:
+def numbers(frame: libraries.DataFrame, features: Sequence[str]) -> np.ndarray:
     """Columns of numbers, and of lists of numbers, side by side, float64 [n, k].
 
     Raises:
@@ -231,7 +229,7 @@ def numbers(frame: pandas.DataFrame, features: Sequence[str]) -> np.ndarray:
     return np.concatenate(wide, axis=1)
 
 
-def _classes_of(section: Data, frame: pandas.DataFrame) -> Any:
+def _classes_of(section: Data, frame: libraries.DataFrame) -> Any:
     """The targets of a table: numbers, or the numbers of the classes that the policy names."""
     column, names = section.labels, section.class_names
     named_tables.convert_targets(frame, frame, column, names or None)

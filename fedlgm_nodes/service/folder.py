@@ -1,12 +1,11 @@
 """A node's folder, its files with their owners, and its creation.
 
-DIR/policy.toml          what the operator allows
-DIR/state/               noise key, service key, ledger, kept answers, open rounds: the service's
-user only
-                         (the service makes the noise key at its first start)
-DIR/witness/             position of the ledger; best kept on another disk, or on another backup
-schedule DIR/run/release.sock     where questions arrive; the group of the folder may connect
-DIR/public.toml          what the server's operator needs to enrol this node
+DIR/policy.toml        what the operator allows
+DIR/state/             noise key (made at the service's first start), service key, ledger, kept
+                       answers, open rounds: for the service's user only
+DIR/witness/           position of the ledger; best kept on another disk, or in another backup
+DIR/run/release.sock   where questions arrive; the group of the folder may connect
+DIR/public.toml        what the server's operator needs to enrol this node
 """
 
 from __future__ import annotations
@@ -132,9 +131,8 @@ class NodeFolder:
                     (draft / name).mkdir(mode=mode, parents=True)
                 (draft / "run").mkdir(mode=0o750)
                 for name, mode in (("", 0o711), ("run", 0o750)):
-                    (draft / name).chmod(
-                        mode
-                    )  # whatever the operator's umask: the executor's group has to get there
+                    # whatever the operator's umask: the executor's group has to get there
+                    (draft / name).chmod(mode)
                 folder = cls(draft)
                 text = policy_text(path.name, values or {})
                 write_durably(folder.policy_file, text.encode())

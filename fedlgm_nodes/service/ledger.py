@@ -77,9 +77,8 @@ class NodeLedger:
         self._agreed = 0
         self._past: Past | None = None
         self._lock: int | None = None
-        seen = read_witness(
-            self.witness
-        )  # before the database is opened: SQLite may change what lies beside it
+        # before the database is opened: SQLite may change what lies beside it
+        seen = read_witness(self.witness)
         if not path.is_file():
             raise LedgerError(
                 f"the ledger {path} is gone; its witness says that it had {seen.seq} releases"

@@ -60,13 +60,10 @@ class Listener:
         """
         self._folder.check_length()
         stop = self._stop
-        for number in (
-            signal.SIGTERM,
-            signal.SIGINT,
-        ):  # before the socket exists, which shows that the service is up
-            with contextlib.suppress(
-                NotImplementedError, RuntimeError, ValueError
-            ):  # not in the main thread
+        # before the socket exists, which shows that the service is up
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # not in the main thread
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = _listen(self._folder.socket, self._policy.socket.group)
         server = await asyncio.start_unix_server(self._serve_connection, sock=listener, limit=MIB)

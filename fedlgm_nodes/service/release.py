@@ -45,7 +45,7 @@ class Charged:
     keys: Keys
 
     def admit(self, asked: Asked) -> Keys:
-        """See `Budget.admit`."""
+        """The rings of the release, which the service has admitted."""
         return self.keys
 
     def charge(self, noised: Noised) -> None:
@@ -74,9 +74,8 @@ class Releaser:
         self.policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
         policy.allow.check_names()
         for name in policy.allow.tasks:
-            node_data.targets(
-                policy.data, data.y, tasks.get(name)
-            )  # refused now, not in the middle of a run
+            # refused now, not in the middle of a run
+            node_data.targets(policy.data, data.y, tasks.get(name))
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
         self._tried: tuple[str, str, bool] | None = None  # by `prepare`
@@ -193,9 +192,8 @@ class Releaser:
                 seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
             )
         asked = Asked(request.plan, model, request.round, [self.policy.node.client])
-        with torch_threads(
-            self.policy.limits.threads
-        ):  # threads of services that share cores would wait for another
+        # threads of services that share cores would wait for another
+        with torch_threads(self.policy.limits.threads):
             return client_release(self._contributions(request), Charged(keys), asked).total
 
     def _contributions(self, request: Request) -> Contributions:
@@ -205,9 +203,8 @@ class Releaser:
         def client_data(
             client: int,
         ) -> ClientData:  # called where an error of this node's data is caught
-            task = fresh(
-                job.task
-            )  # one of the operator's own could keep targets for others, or for its losses
+            # a task of the operator's own could keep targets for others, or for its losses
+            task = fresh(job.task)
 
             def targets(y: Tensor) -> Tensor:
                 return node_data.targets(self.policy.data, y, copy.copy(task))

@@ -454,14 +454,12 @@ class Service:
         digest = protocol.sha256(body)
         limit = self.policy.limits.kept_replies
         if limit:
-            write_durably(
-                self._reply_file(row), body
-            )  # the ledger may not say that it left and the disk have lost it
+            # the ledger may not say that it left and the disk have lost it
+            write_durably(self._reply_file(row), body)
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -limit or None]:
-            if not limit or old != self._reply_file(
-                row
-            ):  # a release that was charged before a crash is an old one
+            # a release that was charged before a crash is an old one
+            if not limit or old != self._reply_file(row):
                 old.unlink(missing_ok=True)
         return digest
 

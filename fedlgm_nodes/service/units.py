@@ -48,10 +48,8 @@ class WholeData(WholeDataCost):
             raise Refusal(
                 "work", "exact_sums belongs to example-level steps; this plan bounds whole updates"
             )
-        if plan.fills not in (
-            (),
-            job.layers.layers[0].parts,
-        ):  # millions of parts would exhaust this node's memory
+        # millions of parts would exhaust this node's memory
+        if plan.fills not in ((), job.layers.layers[0].parts):
             raise Refusal("plan", "its levelled parts are not the layers of the requested model")
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:

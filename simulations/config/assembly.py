@@ -21,7 +21,6 @@ from simulations.config.recipe import Recipe
 from simulations.config.run_data import Division, RunData
 from simulations.config.run_model import RunModel
 from simulations.config.run_privacy import RunPrivacy
-from simulations.config.spent import require_planned
 
 
 class Assembly:
@@ -69,7 +68,7 @@ class Assembly:
         self.data.partition  # noqa: B018
         with torch_threads(self.recipe.run.threads):  # as in the run
             module, mechanism = self.model.check(), self.model.mechanism
-            plan, run = self.privacy.first_plan(), self.recipe.run
+            plan = self.privacy.check()
             if isinstance(mechanism, PlansFromAnswers):
                 warnings.warn(
                     Notice(
@@ -78,10 +77,7 @@ class Assembly:
                     ),
                     stacklevel=2,
                 )
-            # With statistics of the data, the budget is kept by design.
-            if run.patience is not None and self.data.spent is None:
-                require_planned(self.privacy.method, plan)
-            if run.audit and not isinstance(mechanism, UsesPrivateNorms):
+            if self.recipe.run.audit and not isinstance(mechanism, UsesPrivateNorms):
                 with prefix_key("run.audit"):
                     tools.RunAudit().check(plan)
             self.recipe.protects.check_data(self.model, module)

@@ -97,9 +97,8 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
         }
         clients = federation.rounds * federation.share * federation.clients
         with torch_threads(run.threads):
-            workers = (
-                workers if assembly.model.device.type == "cpu" else 1
-            )  # on a GPU they wait for one another
+            # on a GPU workers wait for one another
+            workers = workers if assembly.model.device.type == "cpu" else 1
             blocks = max(1.0, clients / run.block_size / workers)
             tasks = partial(_blocks, assembly, run.block_size)
             winner, _ = fastest(makers, assembly.model.initial(), tasks, blocks=blocks)

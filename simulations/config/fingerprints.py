@@ -167,9 +167,8 @@ def _class_words(kind: type) -> Iterator[str]:
         if _is_known(base):
             continue
         for name, method in sorted(vars(base).items()):
-            if (
-                isinstance(method, FunctionType) and (text := _source(method)) is not None
-            ):  # not what dataclasses make
+            # not what dataclasses make
+            if isinstance(method, FunctionType) and (text := _source(method)) is not None:
                 yield name
                 yield text
 

@@ -36,19 +36,17 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
     With another mechanism, variant or partition scheme, options that it does not have are removed,
-    and with another model all keys of [model] but `seed`. `rate`, `cohort` and
-    `participations` of [federation] replace each other, and so do `epsilon` and `noise_multiplier`
-    of [privacy]. The title is
-    removed if keys outside [run] change, because it describes the recipe as written. A bundled
-    recipe's seed is removed with its published data (see `public_seed.drop`).
+    and with another model all keys of [model] but `seed`. `rate`, `cohort` and `participations` of
+    [federation] replace each other, and so do `epsilon` and `noise_multiplier` of [privacy]. The
+    title is removed if keys outside [run] change, because it describes the recipe as written. A
+    bundled recipe's seed is removed with its published data (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
         texts: "section.key=value" with a TOML value, or "key=value" at the top; a value that is not
             TOML is a string. "section.key=none" removes a value, so that the default holds;
             mechanism.name=none is a mechanism, and statement.searched=none says that there was no
-            search. Or a mapping {"section.key": value}, in which None
-            removes a value.
+            search. Or a mapping {"section.key": value}, in which None removes a value.
 
     Raises:
         ConfigError: a string is malformed, or a value replaces a section.
@@ -138,10 +136,8 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
             continue
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
-        except (
-            ValueError,
-            RecursionError,
-        ):  # not TOML, numbers of thousands of digits, lists nested without end
+        except (ValueError, RecursionError):
+            # not TOML, numbers of thousands of digits, lists nested without end
             yield path, value
 
 
@@ -171,9 +167,8 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
     base = {key: value for key, value in below.items() if key not in replaced}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         base.pop("pixels", None)  # other examples, another interval
-        if not str(above["name"]).startswith(
-            f"{str(below.get('name')).partition('/')[0]}/"
-        ):  # no half of the same set
+        # The new set is no half of the same set.
+        if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):
             base = {key: value for key, value in base.items() if key not in READING}
     naming = _NAMING.get(section, "")
     name = above.get(naming, below.get(naming))
@@ -181,9 +176,8 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
         above.get("variant", below.get("variant", "sound")) if section == "mechanism" else None
     )
     if section == "model" and name != below.get("name"):
-        base = {
-            key: value for key, value in base.items() if key == "seed"
-        }  # `hidden` of another model may be a number
+        # `hidden` of another model may be a number
+        base = {key: value for key, value in base.items() if key == "seed"}
     elif name != below.get(naming) or variant not in (None, below.get("variant", "sound")):
         with suppress(ConfigError):  # an unknown name is reported when the whole recipe is checked
             options = (

@@ -210,9 +210,8 @@ class RunModel:
             ConfigError: the message names the problem.
         """
         module, count = self.module(), len(self.data.dataset.test_y)
-        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(
-            np.int64
-        )  # of all of the set: it may be sorted
+        # of all of the set: it may be sorted
+        rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
         x, y = self.data.public_examples(rows)
         require_same_losses(fresh(task), self.data.on_parts, self.module(), x, y)
         given = object_or_name(self.own.model, self.recipe.model.name, "model")

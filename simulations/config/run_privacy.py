@@ -8,6 +8,7 @@ import numpy as np
 
 from clients import Consent
 from fedlgm.data.spent import Spent, division_name
+from fedlgm.errors import ConfigError
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
@@ -18,6 +19,7 @@ from simulations.config.run_model import RunModel
 from simulations.config.spent import method_beside
 from simulations.config.validation_messages import in_section
 
+_ROUNDING = 1 + 1e-6
 _ONE_NODE = "conditional on each person counting at one node, as the nodes' operators have agreed"
 
 
@@ -105,6 +107,32 @@ class RunPrivacy:
         method = self.method
         with in_section("mechanism", self.recipe.mechanism.name):
             return method.plan(self.start())
+
+    def check(self) -> ReleasePlan:
+        """Refuse a run that may stop early because of its results if all its rounds cost more than
+        the stated budget.
+
+        Returns: The first round's plan.
+
+        Raises:
+            ConfigError: the mechanism calibrates its noise to another budget.
+        """
+        plan, facts = self.first_plan(), self.facts
+        # With statistics of the data, the budget is kept by design.
+        exempt = self.model.data.spent is not None or not plan.protected
+        if self.recipe.run.patience is None or exempt:
+            return plan
+        from fedlgm.privacy.accounting import composed_epsilon  # which workers do without
+
+        epsilon, delta = facts.budget()
+        cost = composed_epsilon(self.method.events(plan), delta, facts.accountant)
+        if not cost <= epsilon * _ROUNDING:
+            raise ConfigError(
+                "run.patience: a run that stops early has the epsilon of all its rounds, which is "
+                f"{cost:.4g} with this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise "
+                "it, or leave run.patience out"
+            )
+        return plan
 
     def consent(self) -> Consent | None:
         """The consent of clients under local trust."""

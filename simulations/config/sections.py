@@ -240,9 +240,8 @@ class Training(Section):
     @field_validator("kernel")
     @classmethod
     def _usual(cls, kernel: str | None) -> str | None:
-        return (
-            None if kernel == "torch" else kernel
-        )  # the text of recipes without a kernel stays as it was
+        # the text of recipes without a kernel stays as it was
+        return None if kernel == "torch" else kernel
 
     @model_validator(mode="after")
     def _one_at_a_time(self) -> Self:

@@ -7,9 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from fedlgm import privacy
 from fedlgm.data.spent import Spent
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.mechanisms.method import Method
@@ -21,7 +18,6 @@ from fedlgm.planning.transcript import Transcript
 _RELATION = "add-remove"  # of the statistics of `simulations.standardise`
 _SHARE = 0.1  # of delta, for the first guess of what is left
 _TRIES = 8
-_ROUNDING = 1 + 1e-6
 _SLACK = 0.01  # share of epsilon that may stay unspent
 
 
@@ -76,7 +72,7 @@ def method_beside(
                 "standardise"
             )
         above = (
-            composed_epsilon([*spent.events, *_rounds(method, plan)], delta, facts.accountant)
+            composed_epsilon([*spent.events, *method.events(plan)], delta, facts.accountant)
             - epsilon
         )
         if above <= 0:
@@ -91,38 +87,6 @@ def method_beside(
         f"{spent.epsilon(delta, facts.accountant):.4g} of privacy.epsilon = {epsilon:g} and leave "
         "too little for the training: raise privacy.epsilon, or standardise with a smaller "
         "epsilon and a new ledger"
-    )
-
-
-def require_planned(method: Method, plan: ReleasePlan) -> None:
-    """Refuse a run that may stop early because of its results if all its rounds cost more than the
-    stated budget.
-
-    Raises:
-        ConfigError: the mechanism calibrates its noise to another budget.
-    """
-    from fedlgm.privacy.accounting import composed_epsilon
-
-    epsilon, delta = method.facts.budget()
-    if not plan.protected:
-        return
-    cost = composed_epsilon(_rounds(method, plan), delta, method.facts.accountant)
-    if not cost <= epsilon * _ROUNDING:
-        raise ConfigError(
-            "run.patience: a run that stops early has the epsilon of all its rounds, which is "
-            f"{cost:.4g} with this mechanism's noise, but privacy.epsilon is {epsilon:g}: raise "
-            "it, or leave run.patience out"
-        )
-
-
-def _rounds(method: Method, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
-    """Events of all rounds, or of those that cost most if a client is in some of them at most."""
-    facts = method.facts
-    multipliers = np.sort(
-        facts.noise_multiplier / np.sqrt(method.mechanism.costs(method.layers, facts.rounds))
-    )
-    return charging.of(facts).events(
-        plan, multipliers if charging.of(facts).joint else multipliers[: facts.releases]
     )
 
 

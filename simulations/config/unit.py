@@ -205,7 +205,7 @@ class UnitKind:
         return False
 
     def calibrate(self, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
-        """See `Method.calibrate`."""
+        """The mechanism with its noise calibrated to the budget (`Method.calibrate`)."""
         return Method.calibrate(mechanism, layers, facts)
 
     def server_step(self, recipe: Settings, own: Any) -> ResumableStep:

@@ -26,10 +26,8 @@ hang, too."""
 _SERVERS = ("gcs_server", "raylet")
 _WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
-_PATIENCE_S, _GONE_S = (
-    15.0,
-    3.0,
-)  # with Ray's start and end; with a start whose control store is gone
+# patience with Ray's start and end, and with a start whose control store is gone
+_PATIENCE_S, _GONE_S = 15.0, 3.0
 _START = "start it with `ray start --head`, or check the address"
 _QUIET: dict[str, Any] = {
     "log_to_driver": False,

@@ -37,9 +37,8 @@ def is_port_taken(port: int) -> bool:
     False
     """
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as servers do: connections may still be closing
+        # as servers do: connections may still be closing
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
@@ -83,9 +82,8 @@ def started_under(home: Path) -> set[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get("FLWR_HOME") == str(home):
-                processes |= with_children(
-                    process
-                )  # Ray's workers write their names over their environment
+                # Ray's workers write their names over their environment
+                processes |= with_children(process)
     return {process for process in processes if process.pid != psutil.Process().pid}
 
 

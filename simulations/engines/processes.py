@@ -161,9 +161,8 @@ class _Parent:
         ours, theirs = socket.socketpair()
         driver = os.getpid()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of forks beside threads: what they may break is tried
+            # Python warns of forks beside threads; what they may break is tested.
+            warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
             ours.close()

@@ -32,10 +32,8 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-_START_S, _BUSY_S = (
-    180.0,
-    1800.0,
-)  # for the first of several workers to start; on a machine that is busy otherwise
+# for the first of several workers to start; on a machine that is busy otherwise
+_START_S, _BUSY_S = 180.0, 1800.0
 _SAY_S = 30.0  # between two notices that it has not
 _BUSY = 2.0  # load per CPU above which a machine is busy
 _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
@@ -122,10 +120,8 @@ class RayGrid(PoolGrid):
         self._held: dict[int, tuple[Any, ...]] = {}  # with which arguments each actor started
         self._starting: dict[ray.ObjectRef, int] = {}
         self._busy: dict[ray.ObjectRef, int] = {}
-        self._model: tuple[ArrayRecord | None, ray.ObjectRef | None] = (
-            None,
-            None,
-        )  # the last one in the object store
+        # the last model in the object store
+        self._model: tuple[ArrayRecord | None, ray.ObjectRef | None] = (None, None)
         self._failed_starts = 0
 
     def serving(self, assembly: Assembly, keys: KeyRing) -> RayGrid:

@@ -69,9 +69,8 @@ class RunFolder:
 
     def __init__(self, path: Path, made_with: tuple[Path, ...] | None = None) -> None:
         self.path, self.made_with = path, made_with
-        self.provenance = ProvenanceFile(
-            path / "provenance.json"
-        )  # clients, versions, sources of users' objects
+        # clients, versions, sources of users' objects
+        self.provenance = ProvenanceFile(path / "provenance.json")
         self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
         self.diverged = DivergedFile(path / "diverged.json")  # of the last attempt
         self.metrics = RowFile(path / "metrics.jsonl", RoundRow)

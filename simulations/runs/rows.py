@@ -406,9 +406,8 @@ def noise_scale(record: RoundRecord) -> float:
     plan = record.plan
     if "noise_norm" in record.notes:
         return math.sqrt(float(np.square(record.notes["noise_norm"]).sum())) / plan.denominator
-    if (
-        not plan.facts.noised_by.alone
-    ):  # no upload is a release of its own, so the number of uploads stays secret
+    # no upload is a release of its own, so the number of uploads stays secret
+    if not plan.facts.noised_by.alone:
         return math.sqrt(float((plan.noise_norms**2).sum()))
     parties = plan.facts.noised_by.noises_in_sum(record.present)
     return math.sqrt(parties * float(np.square(plan.party_noise_norms).sum())) / plan.denominator

@@ -32,7 +32,7 @@ def plan_report(recipe: Recipe) -> PlanReport:
 
 
 def plan_report_of(assembly: Assembly) -> PlanReport:
-    """See `plan_report`."""
+    """The report of a run's objects, as from `plan_report`."""
     recipe = assembly.recipe
     mechanism, layers, facts = (
         assembly.model.mechanism,

@@ -93,6 +93,15 @@ def failing(lr: float, momentum: float) -> Own:
     return len(lr)  # type: ignore[arg-type,return-value]
 
 
+@pytest.mark.parametrize("name", server_optimizer.names())
+def test_every_step_with_a_name_continues_with_its_state(name: str) -> None:
+    first, again = (server_step(name, lr=0.1, momentum=0.9) for _ in range(2))
+    update, other = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0])
+    model = first.step(torch.zeros(2), update)
+    again.restore(model, first.state())
+    assert torch.equal(again.step(model, other), first.step(model, other))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_model_that_is_not_finite_ends_training(
     value: float, federate: Callable[..., Any]

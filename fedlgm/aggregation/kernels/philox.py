@@ -6,24 +6,24 @@ element, stream), not on the backend, the block of clients, the tile size or the
 threads.
 
     key      two words of `KeyRing.words(2, Purpose.NOISE, round)` (`noise_key`): the round is in
-    the key counter  (element // 4, layer, stream, depth)
+             the key
+    counter  (element // 4, layer, stream, depth)
              element: index within its layer; layer: position in `offsets`; stream: client id or
              SERVER_STREAM; depth: 0, or 1 for the words x' that extend a tail
     output   four words x_0 .. x_3, for the elements 4 i .. 4 i + 3 of counter word i
 
     uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32; float32 would round the
-    last to 1 tail     where x < 2^16 (one word in 65,536) 32 more bits x' make
+             last to 1
+    tail     where x < 2^16 (one word in 65,536) 32 more bits x' make
              u = (x - x mod 2 + (x' + 1/2) 2^-31) 2^-32, in float32, never below 2^-64: without them
              the noise would end at 6.7 standard deviations and be coarse before, which costs large
              models more than a usual delta
     Gaussian Box and Muller (1958), one pair from (x_0, x_1) and one from (x_2, x_3): with radius
-    sqrt(-2 ln u) of x and
-             v = the low 30 bits of y, doubled and made odd as a signed fraction in (-1, 1), the
-             pair is (cos(v pi / 4), sin(v pi / 4)), swapped if bit 30 of y is set, both negated if
-             bit 31 is set. 2.5e-13 <= |z| <= sqrt(128 ln 2) = 9.42
+             sqrt(-2 ln u) of x and v = the low 30 bits of y, doubled and made odd as a signed
+             fraction in (-1, 1), the pair is (cos(v pi / 4), sin(v pi / 4)), swapped if bit 30 of y
+             is set, both negated if bit 31 is set. 2.5e-13 <= |z| <= sqrt(128 ln 2) = 9.42
     Laplace  inverse transform: magnitude -ln u, negative if bit 0 of x is set (which u does not
-    depend on).
-             6.0e-8 <= |z| <= 64 ln 2 = 44.4
+             depend on). 6.0e-8 <= |z| <= 64 ln 2 = 44.4
 
 Philox passes the statistical batteries (Salmon et al. 2011) but is not a cipher: keep the key
 secret and take it from the operating system, and never release two different quantities under one

@@ -48,9 +48,8 @@ def _horner(acc, x, coefficient: tl.constexpr):
 
 @triton.jit
 def _uniform(word):
-    return tl.minimum(
-        (word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994
-    )  # 2^-32, 1 - 2^-24
+    # 2^-32, 1 - 2^-24
+    return tl.minimum((word | 1).to(tl.float32) * 2.3283064365386963e-10, 0.99999994)
 
 
 @triton.jit

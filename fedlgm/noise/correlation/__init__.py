@@ -1,10 +1,9 @@
 """Noise correlated over rounds (matrix factorisation, DP-FTRL): strategies, sensitivities, errors
 and the noise stream.
 
-    c = correlation.get("banded", rounds=300, bands=10)    # least mean error of the models after
-    each round multiplier = s / (clip * c.sensitivity(min_separation=10))
-    w = CorrelatedStream(c, size).next(z)                   # noise of the next round, from
-    independent z
+    c = correlation.get("banded", rounds=300, bands=10)  # least mean error of the rounds' models
+    multiplier = s / (clip * c.sensitivity(min_separation=10))
+    w = CorrelatedStream(c, size).next(z)  # noise of the next round, from independent z
 
 Its names need only NumPy and SciPy, except for the stream, which works on torch vectors and loads
 when it is first named.

@@ -3,7 +3,7 @@ buffers as state.
 
 Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868).
 If the scales sum to at most 1 and the decays are at most 1, the coefficients decrease. The
-    sensitivity is then the sensitivity of the earliest pattern.
+sensitivity is then the sensitivity of the earliest pattern.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ from fedlgm.noise.correlation.sensitivities import earliest_pattern
 from fedlgm.noise.correlation.toeplitz import Reduce, output_weights
 from fedlgm.noise.correlation.workloads import Workload
 
-_STARTS = (
-    (0.5, 0.6),
-    (0.9, 0.6),
-    (0.98, 0.35),
-)  # (largest decay, sum of scales) to start the optimiser from
+# (largest decay, sum of scales) to start the optimiser from
+_STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))
 _LEAST = 2.0**-1000
 
 
@@ -56,9 +53,8 @@ def optimal(
         numerator, denominator = _filter(decays, scales)
         output = lfilter(denominator, numerator, column)
         error = float(weights @ output**2)
-        back = lfilter(denominator, numerator, (2 * weights * output)[::-1])[
-            ::-1
-        ]  # C^-T of the gradient
+        # C^-T of the gradient
+        back = lfilter(denominator, numerator, (2 * weights * output)[::-1])[::-1]
         powers = decays ** lags[:, None]
         c = np.concatenate([[1.0], powers @ scales])
         pattern = earliest_pattern(c, rounds, separation, most)

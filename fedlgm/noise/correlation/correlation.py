@@ -201,8 +201,7 @@ class Correlation:
             ConfigError: a number is below 1.
 
         Source: Choquette-Choo et al. 2023 (arXiv 2306.08153, Algorithm 4); Kalinin and Lampert 2024
-            (arXiv
-        2405.13763, Theorem 2).
+            (arXiv 2405.13763, Theorem 2).
         """
         return self.prefix_sensitivity(self.rounds, min_separation, max_participations)
 

@@ -82,9 +82,8 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
         rounds: T >= 1, planned number of releases.
         options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a
             `Workload`) and reduce ("mean" or "max" over the outputs), which define the optimised
-            error; buffers (1 to 8; default 2),
-            min_separation and max_participations (default: every client once), for which "blt" is
-                optimised.
+            error; buffers (1 to 8; default 2), min_separation and max_participations (default:
+            every client once), for which "blt" is optimised.
 
     Returns:
         The correlation; coefficients have norm 1, except those of "blt", which begin with 1.

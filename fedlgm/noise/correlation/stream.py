@@ -14,9 +14,8 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.correlation.correlation import Correlation
 
-_PIECE = (
-    1 << 15
-)  # coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
+# coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
+_PIECE = 1 << 15
 
 
 class CorrelatedStream:

@@ -52,9 +52,8 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
         with np.errstate(over="ignore", invalid="ignore"):
             error, gradient = error_of(c)
         norm = c @ c
-        if not (
-            np.isfinite(error) and np.isfinite(gradient).all()
-        ):  # C^-1 explodes: the line search turns back
+        # C^-1 explodes: the line search turns back
+        if not (np.isfinite(error) and np.isfinite(gradient).all()):
             return _EXPLODED, np.zeros_like(c)
         return np.log(error * norm), gradient / error + 2 * c / norm
 

@@ -50,9 +50,8 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
         wholes[going] += 1
     size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
-    return np.where(negative, -size, size)[
-        ~(negative & (size == 0))
-    ]  # else zero would come up twice
+    # Without this, zero would come up twice.
+    return np.where(negative, -size, size)[~(negative & (size == 0))]
 
 
 def happens(

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from typing_extensions import override
 
 from fedlgm.checks import Positive, Rate, Share
 from fedlgm.errors import ConfigError
@@ -94,8 +95,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
             layers, clip, sigma, facts, Guarantee("proven", _PROVEN), queries=queries
         )
 
+    @override
     def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
-        """See `PlansFromAnswers`."""
         layers, count = plan.layers, math.ceil(self.keep * len(plan.layers))
         selected = np.zeros(len(layers), dtype=bool)
         selected[np.argsort(-answer, kind="stable")[:count]] = True

@@ -2,15 +2,15 @@
 RECONSTRUCTION.
 
 Source: Zhang, Fay and Johansson, "Dynamic Privacy Allocation for Locally Differentially Private
-Federated Learning with
-    Composite Objectives" (ICASSP 2024). Its abstract states the problem; its solution was not
-    available and is derived here: where the error contracts as e_(t+1) <= g e_t + const sigma_t^2,
-    the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is least at
+Federated Learning with Composite Objectives" (ICASSP 2024). Its abstract states the problem; its
+solution was not available and is derived here: where the error contracts as e_(t+1) <= g e_t +
+const sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is
+least at
 
-        sigma_t^2 proportional to g^(-(T-1-t) / 2).
+    sigma_t^2 proportional to g^(-(T-1-t) / 2).
 
-    Noise falls geometrically, by g^(1/4) per round, as in `TimeVaryingDP`; only the derivation of
-    the rate differs. The proximal step of composite objectives is the identity for networks.
+Noise falls geometrically, by g^(1/4) per round, as in `TimeVaryingDP`; only the derivation of the
+rate differs. The proximal step of composite objectives is the identity for networks.
 """
 
 from __future__ import annotations

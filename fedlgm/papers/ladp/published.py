@@ -86,9 +86,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         return UnprotectedPlan(
             layers,
             np.full(len(layers), np.inf),
-            np.full(
-                len(layers), self._half_sensitivity(facts) * facts.noise_multiplier
-            ),  # the noise at P = B
+            # the noise at P = B
+            np.full(len(layers), self._half_sensitivity(facts) * facts.noise_multiplier),
             facts,
             Guarantee("none", reason),
             # A participation costs q epsilon: added up over T participations it is the paper's q T
@@ -112,9 +111,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             # A contribution with NaN or Inf is discarded later; its layers get the least noise.
             divergences = np.nan_to_num(layer_divergences(layers, local, model), nan=self.score_cap)
             scores = np.clip(divergences, min(_LEAST_SCORE, self.score_cap), self.score_cap)
-        least = (
-            self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier
-        )  # (c/B) Delta_f / epsilon
+        # (c/B) Delta_f / epsilon
+        least = self._half_sensitivity(plan.facts) * plan.facts.noise_multiplier
         sigma = np.where(selected, least * self.score_cap / scores, 0.0)
         client_plan = UnprotectedPlan(
             layers,

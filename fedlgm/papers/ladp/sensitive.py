@@ -1,10 +1,9 @@
 """Sensitive DP: bounds and noise that follow each layer's estimated sensitivity. A RECONSTRUCTION.
 
 Source: Xue et al., "Differentially Private Federated Learning with an Adaptive Noise Mechanism"
-(IEEE TIFS 2023). Its
-    abstract states a sensitivity estimated from local and global history; its estimator was not
-    available. Here the estimate uses only released history, so the noise scale reveals nothing new.
-    A client's own history would be private state; the released mean replaces it.
+(IEEE TIFS 2023). Its abstract states a sensitivity estimated from local and global history; its
+estimator was not available. Here the estimate uses only released history, so the noise scale
+reveals nothing new. A client's own history would be private state; the released mean replaces it.
 """
 
 from __future__ import annotations

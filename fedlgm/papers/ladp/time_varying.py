@@ -1,10 +1,9 @@
 """Time-Varying DP: noise that falls geometrically over the rounds. A RECONSTRUCTION.
 
 Source: Yuan, Ni, Ding, Wei, Li and Poor, "Amplitude-Varying Perturbation for Balancing Privacy and
-Utility in Federated
-    Learning" (IEEE TIFS 2023). Its abstract states a geometric series over the rounds; its formulas
-    were not available. The paper's online refinement of the horizon is omitted, because it needs a
-    loss that is not released.
+Utility in Federated Learning" (IEEE TIFS 2023). Its abstract states a geometric series over the
+rounds; its formulas were not available. The paper's online refinement of the horizon is omitted,
+because it needs a loss that is not released.
 """
 
 from __future__ import annotations

@@ -166,9 +166,8 @@ def train(
                 weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
                 drawn = batches.derive(weights, plan.to_json().encode())
             rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
-            if isinstance(
-                mechanism, UsesPrivateNorms
-            ):  # a published variant, whose plan is charged as not private
+            # a published variant, whose plan is charged as not private
+            if isinstance(mechanism, UsesPrivateNorms):
                 plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
             total = BoundedSum.empty(plan)
             total.add(trainer.sum(x, y, rows, plan))

@@ -44,9 +44,8 @@ class RowLosses:
     def __init__(self, task: ExampleLosses, parameters: Iterable[Tensor] = ()) -> None:
         self._bundled, self._mapped = is_bundled(task), True
         self._shared = {id(parameter): parameter for parameter in parameters}
-        self._task = (
-            task if self._bundled else self._copy(task)
-        )  # what the user does with the original has no effect
+        # what the user does with the original has no effect
+        self._task = task if self._bundled else self._copy(task)
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
         """Losses [n] for outputs [n, ...], or a tree of them, and targets [n, ...]."""
@@ -60,9 +59,8 @@ class RowLosses:
                 )(outputs, y)
             except ConfigError:
                 raise
-            except (
-                Exception
-            ):  # an operation without a rule for vmap, or code that depends on values
+            except Exception:
+                # an operation without a rule for vmap, or code that depends on values
                 self._mapped = False
         rows = (
             (pytree.tree_map(lambda value, i=i: value[i].clone(), outputs), y[i].clone())

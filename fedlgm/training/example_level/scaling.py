@@ -120,9 +120,8 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         and norms.dtype == torch.float64
         and 0 < SAFETY * bound < math.inf
     ):
-        limit = (
-            SAFETY * bound
-        )  # the same in two operations, which NumPy makes of a few numbers in a third of the time
+        # the same in two operations, which NumPy makes of a few numbers in a third of the time
+        limit = SAFETY * bound
         if norms.device.type == "cpu":
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
         return torch.tensor(limit, dtype=norms.dtype, device=norms.device) / norms.clamp(min=limit)

@@ -210,9 +210,8 @@ class MappedRows(KnownLayers):
 
         leaves = [site.expand(len(x[0])) for site in self._generic]
         fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(
-            False
-        )  # it and the fused kernels have no rule for vmap
+        # The fast path and the fused kernels have no rule for vmap.
+        torch.backends.mha.set_fastpath_enabled(False)
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 return torch.func.vmap(of_row, randomness="different")(leaves, x)

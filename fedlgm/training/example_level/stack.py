@@ -142,9 +142,8 @@ class StackPass:
         gradients: list[Tensor] = []
         for site, activation, _ in self._layers:
             inputs.insert(0, x)
-            parameters = (
-                site.module._parameters
-            )  # PyTorch's way to an attribute takes as long as some of the arithmetic
+            # PyTorch's way to an attribute takes as long as some of the arithmetic
+            parameters = site.module._parameters
             x = functional.linear(x, parameters["weight"], parameters["bias"])
             x = x if activation is None else activation(x)
         gradient = self._task.summed_gradient(x, y)

@@ -103,9 +103,8 @@ class ExampleTrainer:
             )
         self._tried = self._sums = 0
         self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
-        self._random = (
-            random.Random()
-        )  # not the run's: what a run draws does not depend on when it is tried
+        # not the run's: what a run draws does not depend on when it is tried
+        self._random = random.Random()
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
         """A batch's contribution to the step's sum at the current `weights`, which is the negative
@@ -159,9 +158,8 @@ class ExampleTrainer:
         """Refuse a protected plan whose guarantee omits the model's condition."""
         x = next((x for x, y, _ in batches if len(y)), None)
         condition = self.condition(x) if x is not None and plan.protected else ""
-        heads = [
-            part.partition(": ")[0] for part in condition.split("; ")
-        ]  # reasons name the places of the code
+        # reasons name the places of the code
+        heads = [part.partition(": ")[0] for part in condition.split("; ")]
         if any(head not in plan.facts.assumes for head in heads):
             raise PrivacyError(
                 "the plan's guarantee omits a condition of the model: state it in RunFacts(..., "

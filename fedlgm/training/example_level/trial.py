@@ -85,9 +85,8 @@ def try_examples(
 
     def sums() -> list[Tensor]:
         results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
-        return [
-            torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results
-        ]  # clipping hides lengths
+        # clipping hides the lengths of gradients
+        return [torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results]
 
     gradients = _gradients(module, layers, task)
     with fork_rng(0, y.device), keep_modes(module):

@@ -128,10 +128,9 @@ def build(
     Args:
         model: one of `names()`, whose functions describe the layers, the options and the sources;
             or your own: a class or function that returns an `nn.Module`, "package.module:name" of
-                one, or a module, which is copied with
-            its weights. A parameter of yours that is called `in_shape` or `classes` gets the values
-            below (`classes` keeps its default if the data do not give it). A model of
-            `transformers` or `peft` is wrapped in a `HuggingFace`.
+            one, or a module, which is copied with its weights. A parameter of yours that is called
+            `in_shape` or `classes` gets the values below (`classes` keeps its default if the data
+            do not give it). A model of `transformers` or `peft` is wrapped in a `HuggingFace`.
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of
             several.
         classes: number of outputs per example (`Task.outputs`); None if the data do not give it.

@@ -46,14 +46,9 @@ class Built:
 
     def renew(self) -> None:
         """Accept the model in its present state, after a change by this package."""
-        self._modules, self._kept = (
-            list(self._module.modules()),
-            list(self._module.parameters()),
-        )  # so that no other
-        self._seen, self._global = (
-            _state(self._modules),
-            _has_any_global_hook(),
-        )  # object gets an equal id
+        # Held, so that no other object gets an equal id.
+        self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())
+        self._seen, self._global = _state(self._modules), _has_any_global_hook()
         self._named = self._now()
 
     def renew_if_changed(self) -> None:

@@ -159,10 +159,8 @@ class Examples:
         """
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        assert factors.shape == (
-            self._measured,
-            self._width,
-        )  # their memory is laid out by the number of rows
+        # their memory is laid out by the number of rows
+        assert factors.shape == (self._measured, self._width)
         assert sums.shape == (self._size,)
         self._library.fedlgm_add(
             self._ops,

@@ -37,6 +37,7 @@ from fedlgm.training.native.kernel_build import InstructionSet
 _LONGEST = 300  # seconds of a compilation
 _FAILED = ".failed"  # ends the name of the record of a compiler that failed
 _PART = ".part"  # ends the name of a kernel that is being compiled
+# arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
 _TAKEN = {
     "workspace": "ann",
     "train": "anaaannnnaaaa",
@@ -44,7 +45,7 @@ _TAKEN = {
     "examples": "anaannaannaaaa",
     "add": "anananaaaa",
     "unpack": "anaa",
-}  # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
+}
 _INSTEAD = "training.kernel = 'torch' needs none"
 _ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # of `answer`, on every machine
 

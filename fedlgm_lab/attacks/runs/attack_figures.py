@@ -22,9 +22,8 @@ def inversions(findings: Sequence[Finding]) -> Figure:
     """
     from fedlgm_lab.attacks.images import match
 
-    rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {
-        "private": {}
-    }  # by client and image
+    # by client and image
+    rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {"private": {}}
     for finding in findings:
         if finding.seen is not None:
             continue

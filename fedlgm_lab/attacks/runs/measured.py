@@ -169,9 +169,8 @@ class _Kept:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._values = folder, dict[str, Any]()
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # missing or damaged: everything is measured again
+        # missing or damaged: everything is measured again
+        with contextlib.suppress(OSError, ValueError):
             self._values = strict_json.loads(
                 (folder.path / "private" / _FILE).read_text(encoding="utf-8")
             )
@@ -202,9 +201,8 @@ def _membership(target: Target, folder: RunFolder) -> Row:
 
 
 def _inversion(target: Target) -> Row:
-    first_round = Target(
-        target.recipe
-    )  # the initial model: what later rounds give away is not more
+    # the initial model: what later rounds give away is not more
+    first_round = Target(target.recipe)
     findings = inversion.attack(first_round, count=_VICTIMS)
     label = next(
         (f.protection for f in findings if f.protection != inversion.UNPROTECTED),

@@ -147,9 +147,8 @@ def lira(people: Population) -> dict[str, MembershipResult]:
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
     if not np.isfinite(scores).all():
-        scores = np.nan_to_num(
-            scores, nan=0.0, posinf=1e6, neginf=-1e6
-        )  # models drowned in noise overflow
+        # models drowned in noise overflow
+        scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)
     scores, members = people.pool.by_unit(scores), people.membership[0]
     results = {}
     for name, attack in (("", likelihood_ratios), ("rmia ", relative_ratios)):

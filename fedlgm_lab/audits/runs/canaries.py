@@ -84,9 +84,8 @@ class RunAudit:
             )
         rounds, facts = assembly.recipe.federation.rounds, assembly.privacy.facts
         if charging.of(facts).run is None:
-            every = -(
-                -rounds // _WATCHED
-            )  # much of what canaries cost is the same for few and for many
+            # much of what canaries cost is the same for few and for many
+            every = -(-rounds // _WATCHED)
             count = canary_count(assembly.model.layers.size, -(-rounds // every))
         else:  # what a round's noise follows from are all rounds before it
             every, groups = 1, facts.sampling.separation or 1
@@ -98,9 +97,8 @@ class RunAudit:
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
         """See `Watch.figures`."""
         audit = audit_stored(assembly, folder, result, per_layer=False)
-        if math.isinf(
-            float(result["epsilon"])
-        ):  # what is wrong with it may be its plan, which canaries take as it is
+        # what is wrong with it may be its plan, which canaries take as it is
+        if math.isinf(float(result["epsilon"])):
             audit = dataclasses.replace(
                 audit,
                 checks=(*audit.checks, *checks(probe(Subject("run", assembly.privacy.method)))),

@@ -121,9 +121,8 @@ class Plan:
         """The status "proven", or "conditional" if the plan or its sampling has a condition."""
         replaced = self.relation == "replace-one" and self.rate < 1 and self.family == "gaussian"
         certain = self.guarantee["status"] == "proven" and not self.facts.get("assumes")
-        certain = (
-            certain and self.overlap == 1
-        )  # nobody checks at how many clients a person has data
+        # nobody checks at how many clients a person has data
+        certain = certain and self.overlap == 1
         return "proven" if certain and not replaced else "conditional"
 
     @cached_property

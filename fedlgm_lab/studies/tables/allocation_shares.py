@@ -17,10 +17,8 @@ from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Values
 
-CLIP, SIZES = (
-    np.array([0.4, 0.2, 0.3, 0.1]),
-    np.array([1040, 8224, 16416, 330]),
-)  # layers of the CNN, unequal bounds
+# layers of the CNN, unequal bounds
+CLIP, SIZES = np.array([0.4, 0.2, 0.3, 0.1]), np.array([1040, 8224, 16416, 330])
 
 Formula = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SHARES: dict[str, Formula] = {

@@ -28,11 +28,8 @@ from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row
 
 SEEDS = (1, 2, 3)
-AUDITS, TRIED, DISTINGUISHED = (
-    150,
-    20,
-    5,
-)  # of one seed: as planned, with a defect, by the distinguisher
+# audits of one seed: as planned, with a defect, by the distinguisher
+AUDITS, TRIED, DISTINGUISHED = 150, 20, 5
 CHECKS = ("bound", "noise scale", "noise independence", "noise repetition", "noise law")
 ROUNDS, CANARIES = 9, 60
 PLANNED, CONFIDENCES = ("gaussian", "snr-consistent"), (0.95, 0.999)

@@ -19,9 +19,8 @@ from fedlgm_lab.studies.tables.store import Kept, Row, simulated
 
 NODES = {30: (20, 3), 100: (67, 10), 10: (7, 1)}
 BUDGETS = (8.0, 2.0)
-SETTINGS = tuple(
-    itertools.product((0.1, 0.2, 0.5), (0.15, 0.5, 1.5))
-)  # bound of an update, learning rate
+# bound of an update, learning rate
+SETTINGS = tuple(itertools.product((0.1, 0.2, 0.5), (0.15, 0.5, 1.5)))
 SEARCH = (11, 12, 13)
 SEEDS = {8.0: (1, 2, 3, 4, 5), 2.0: (1, 2, 3, 4, 5, *range(21, 36))}
 """By epsilon: at 2 accuracy depends so much on the seed that five do not give the mean within

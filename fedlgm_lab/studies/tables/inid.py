@@ -53,8 +53,8 @@ def db(ratio: float) -> float:
     return 10 * math.log10(ratio)
 
 
-def gaussian_mse(profile: Array, epsilon: float, delta: float = 1e-6) -> float:
-    return expected_error("gaussian", inid.gaussian_inid(profile, epsilon, delta))
+def gaussian_mse(profile: Array, epsilon: float) -> float:
+    return expected_error("gaussian", inid.gaussian_inid(profile, epsilon, 1e-6))
 
 
 def laplace_mse(profile: Array, epsilon: float) -> float:
@@ -206,9 +206,8 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
         gaussian, pure = gaussian_mse(profile, 0.5), laplace_mse(profile, 0.5)
         proven = laplace_mse_by_pld(profile, 0.5, 1e-6)
         rng = KeyRing.from_seed(SEED).numpy_generator(Purpose.NOISE, size, int(10 * power))
-        data = (
-            rng.uniform(-0.5, 0.5, (50, size)) * profile
-        )  # replacing one record moves coordinate i by up to lambda_i
+        # replacing one record moves coordinate i by up to lambda_i
+        data = rng.uniform(-0.5, 0.5, (50, size)) * profile
         scale = inid.laplace_inid(profile, 0.5)
         released = data.sum(axis=0) + draw("laplace", scale, rng, size=(200, size))
         row: dict[str, Any] = {

@@ -60,9 +60,8 @@ def charged_budgets(
     total, budgets = 0.0, list[float]()
     for row in rows:
         if "clients" in row:
-            noise = np.array(
-                row["clients"]["sigma"]
-            )  # 0 where a layer is uploaded as it is, which costs nothing
+            # 0 where a layer is uploaded as it is, which costs nothing
+            noise = np.array(row["clients"]["sigma"])
             ratios = np.divide(reached, noise, out=np.zeros_like(noise), where=noise > 0)
         else:
             noise = np.array(row["sigma"], dtype=np.float64)

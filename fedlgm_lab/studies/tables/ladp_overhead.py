@@ -52,13 +52,10 @@ def add_noise(update: Tensor, plan: ReleasePlan) -> Tensor:
     return release(own.total, plan, KEYS, 1, party=0)
 
 
-def works(
-    model: Tensor, update: Tensor, layers: LayerTable, threshold: float
-) -> dict[str, Callable[[], Any]]:
+def works(model: Tensor, update: Tensor, layers: LayerTable) -> dict[str, Callable[[], Any]]:
     """A client's work on its finished update under each mechanism."""
-    scored = mechanisms.get(
-        "ladp", score="kl", threshold=threshold, memory=0.0
-    )  # as in the paper: no slow scores
+    # as in the paper: no slow scores
+    scored = mechanisms.get("ladp", score="kl", threshold=THRESHOLD, memory=0.0)
     start = Transcript.start(model)
     history = start.extend(
         model + update, update, _plan(mechanisms.get("ladp", score="kl"), layers, start)
@@ -66,7 +63,7 @@ def works(
 
     full = _plan(mechanisms.get("full-dp", calibration="matched"), layers, history)
     sound = _plan(scored, layers, history)
-    published = mechanisms.get("ladp", variant="published", threshold=threshold, score_cap=1e-6)
+    published = mechanisms.get("ladp", variant="published", threshold=THRESHOLD, score_cap=1e-6)
     assert isinstance(published, UsesPrivateUpdates)
     frame = _plan(published, layers, history)
 
@@ -91,13 +88,11 @@ def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> R
     return mechanism.plan(mechanism.table(layers), facts, transcript)
 
 
-def time_work(
-    name: str = MODEL, repeats: int = REPEATS, steps: int = STEPS, threshold: float = THRESHOLD
-) -> dict[str, Any]:
+def time_work() -> dict[str, Any]:
     """Medians in seconds over interleaved repeats, and each mechanism's extra share of a client's
     round.
     """
-    module = models.build(name, in_shape=(3, 32, 32), classes=10)
+    module = models.build(MODEL, in_shape=(3, 32, 32), classes=10)
     layers = LayerTable.from_module(module)
     model = layers.flatten(module)
     settings = LocalTraining(lr=0.1, epochs=1, batch_size=BATCH, gradient_clip=20.0)
@@ -114,26 +109,26 @@ def time_work(
 
     todo: dict[str, Callable[[], Any]] = {
         "step": step,
-        **works(model, step().clone(), layers, threshold),
+        **works(model, step().clone(), layers),
     }
     times: dict[str, list[float]] = {label: [] for label in todo}
-    for repeat in range(repeats + 1):
+    for repeat in range(REPEATS + 1):
         for label, work in todo.items():
             started = time.process_time()
             work()
             if repeat:  # the first round warms up
                 times[label].append(time.process_time() - started)
     medians = {label: statistics.median(values) for label, values in times.items()}
-    base = steps * medians["step"] + medians["full-dp"]
+    base = STEPS * medians["step"] + medians["full-dp"]
     norms = layers.norms(model)
     sizes = torch.tensor([float(size) for size in layers.sizes])
     return {
-        "model": name,
+        "model": MODEL,
         "parameters": layers.size,
         "layers": len(layers),
         "threads": torch.get_num_threads(),
-        "repeats": repeats,
-        "steps": steps,
+        "repeats": REPEATS,
+        "steps": STEPS,
         "seconds": medians,
         "full_dp_round": base,
         "extra": {

@@ -247,9 +247,8 @@ def cells(found: Study) -> str:
         line = [str(method), *(str(own[key].iloc[0]) for key in searched)]
         for column in columns:
             here = own
-            for key, value in zip(
-                varied, column, strict=True
-            ):  # runs without privacy belong to every epsilon
+            # runs without privacy belong to every epsilon
+            for key, value in zip(varied, column, strict=True):
                 here = here[(here[key] == value) | here[key].isna()]
             reach = (here[f"{name}_high"] - here[f"{name}_low"]) / 2
             shown = zip(here[name], reach, strict=True)

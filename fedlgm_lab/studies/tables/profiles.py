@@ -70,13 +70,11 @@ def gaussian_groups(
     clip: Sequence[float] | npt.NDArray[np.float64],
     dims: Sequence[int] | npt.NDArray[np.int64],
     mu: float,
-    p: float = 2,
-    weights: npt.ArrayLike | None = None,
 ) -> Array:
     """Optimal standard deviation of each layer when layers are clipped in l2 norm.
 
     Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K
-    coordinates to C / sqrt(K), and preserves more. For p = 2 and no weights, sigma_m^2 = (C_m /
+    coordinates to C / sqrt(K), and preserves more. The squared error is least with sigma_m^2 = (C_m /
     sqrt K_m) sum_k C_k sqrt(K_k) / mu^2, which is the "min total noise" allocation of the
     layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
 
@@ -84,31 +82,27 @@ def gaussian_groups(
         clip: l2 bound C_m of each layer's contribution, shape [layers].
         dims: number of parameters K_m of each layer, shape [layers].
         mu: budget of mu-Gaussian DP, > 0.
-        p: exponent of the error, as in `gaussian_inid`.
-        weights: positive weights of the layers' coordinates, shape [layers].
 
     Returns:
         sigma, shape [layers].
 
     Raises:
-        ConfigError: bounds, sizes, budget, p or weights out of range.
+        ConfigError: bounds, sizes or budget out of range.
     """
-    return noise_scales("gaussian", "inid", _layers(clip, dims, 2), mu, p, weights)
+    return noise_scales("gaussian", "inid", _layers(clip, dims, 2), mu)
 
 
 def laplace_groups(
     clip: Sequence[float] | npt.NDArray[np.float64],
     dims: Sequence[int] | npt.NDArray[np.int64],
     budget: float,
-    p: float = 2,
-    weights: npt.ArrayLike | None = None,
 ) -> Array:
     """Optimal Laplace scale of each layer when layers are clipped in l1 norm.
 
-    For p = 2 and no weights, beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget.
+    The squared error is least with beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget.
     Arguments and errors as in `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
     """
-    return noise_scales("laplace", "inid", _layers(clip, dims, 1), budget, p, weights)
+    return noise_scales("laplace", "inid", _layers(clip, dims, 1), budget)
 
 
 def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:

@@ -36,9 +36,8 @@ def best_gamma(epsilon: float) -> float:
     (small epsilon) nor vanishes (large).
     """
     b, drop = math.exp(-epsilon), -math.expm1(-epsilon)
-    if (
-        epsilon < 1
-    ):  # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0
+    # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0
+    if epsilon < 1:
 
         def in_t(t: float) -> float:
             return 6 * t * t - 6 * t + 1 + drop * (2 * t - 4 * t**3) + drop**2 * t**4

@@ -350,9 +350,8 @@ class Participant:
         session = self._session(attempt)
         if not session.cohort:
             raise Refusal("cohort", "this node has shared no secrets in this attempt")
-        cohort = self._cohort(
-            session, session.members, check=False
-        )  # it was checked before secrets were shared
+        # The cohort was checked before secrets were shared.
+        cohort = self._cohort(session, session.members, check=False)
         if cohort.digest != session.cohort:
             raise Refusal(
                 "cohort",

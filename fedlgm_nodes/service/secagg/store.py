@@ -93,9 +93,8 @@ class SessionStore:
             self._db = sqlite3.connect(
                 path, isolation_level=None, timeout=30, check_same_thread=False
             )
-            self._db.execute(
-                "PRAGMA synchronous = EXTRA"
-            )  # a commit counts once the journal's end is on disk too
+            # a commit counts once the journal's end is on disk too
+            self._db.execute("PRAGMA synchronous = EXTRA")
             self._db.execute("PRAGMA secure_delete = ON")
             self._db.executescript(_SCHEMA)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from opacus import PrivacyEngine
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import fedlgm.check
 from fedlgm.errors import ConfigError
 from fedlgm.privacy import epsilon, gaussian_epsilon
-
-if TYPE_CHECKING:
-    from opacus import PrivacyEngine
 
 DATA = TensorDataset(torch.zeros(200, 3), torch.zeros(200, dtype=torch.long))
 
@@ -28,8 +26,6 @@ def train(
     epochs: int, accountant: str = "rdp", batch_size: int = 20, **options: Any
 ) -> tuple[PrivacyEngine, DataLoader[Any], Any, DataLoader[Any]]:
     """Engine, returned loader, optimizer and original loader after training."""
-    from opacus import PrivacyEngine
-
     drop_last = options.pop("drop_last", False)
     engine = PrivacyEngine(accountant=accountant)
     model = torch.nn.Linear(3, 2)

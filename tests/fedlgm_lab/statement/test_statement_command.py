@@ -11,7 +11,7 @@ import pytest
 from federations import tiny_values
 from typer.testing import CliRunner
 
-from fedlgm_lab.statement import pages
+from fedlgm_lab.statement import statement_page
 from simulations import launch
 from simulations.cli import app
 from simulations.config import recipe as recipes
@@ -75,5 +75,5 @@ def test_what_cannot_be_is_refused(run, tmp_path):
 
 
 def test_no_character_of_an_answer_is_markup():
-    text = pages.to_markdown("a|b", {"c": [("d*", "`e` [f](g) <h>")]})
+    text = statement_page.to_markdown("a|b", {"c": [("d*", "`e` [f](g) <h>")]})
     assert "| d\\* | \\`e\\` \\[f\\](g) \\<h\\> |" in text

@@ -34,12 +34,10 @@ from fedlgm.training.example_level.rules.rule import (
 GHOST_TRUST = 2.0**-4
 """Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves
 the norm by 4e-6."""
-_VANISHED = (
-    2.0**-104
-)  # of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
-_LEAST_GRAM = (
-    2.0**-80
-)  # of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
+# of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+_VANISHED = 2.0**-104
+# of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
+_LEAST_GRAM = 2.0**-80
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
 
@@ -110,8 +108,7 @@ class ProductRule(Rule):
 
     Attributes:
         arranged: whether sums and gradients have the order of the parameter: before the first
-            addition, and for
-        gradients from `instantiate`.
+            addition, and for gradients from `instantiate`.
     """
 
     arranged = True
@@ -303,9 +300,8 @@ class _KeptRows(Kept):
             )
             weight = weight.index_fill(0, self._apart, 0.0)
         if not all_finite(self.squares[0]):
-            counted = weight.nonzero()[
-                :, 0
-            ]  # 0 times an infinite number would spread over the whole product
+            # 0 times an infinite number would spread over the whole product
+            counted = weight.nonzero()[:, 0]
             use, weight = use[counted], weight[counted]
         if len(use):
             self._rule.add_product(sums[0], use, weight)
