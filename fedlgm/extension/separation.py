@@ -18,6 +18,7 @@ import dis
 import enum
 import functools
 import re
+import weakref
 from abc import ABCMeta
 from collections import deque
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.hooks import RemovableHandle
 
 from fedlgm.wording import with_article
 
@@ -111,8 +113,12 @@ _INSIDE = frozenset(
         "__defaults__",
         "__kwdefaults__",
         "__code__",
+        "__annotations__",
+        "__subclasses__",
     ]
 )  # of objects
+_NOT_COPIED = (type, FunctionType, weakref.ref)
+"""Values that a deep copy leaves as they are, so that copies of what holds them share them."""
 _REFLECTION = frozenset(
     ["globals", "vars", "locals", "setattr", "delattr", "exec", "eval", "compile", "open", "input"]
 )
@@ -224,7 +230,10 @@ def _inside(item: Reached) -> list[Reached]:
     path, value, top, shared, made = item
     if isinstance(value, functools.partial):
         called = (value.func, *value.args, *value.keywords.values())
-        return [Reached(path, each, top, shared, made=True) for each in called]
+        return [
+            Reached(path, each, top, shared or isinstance(each, _NOT_COPIED), made=True)
+            for each in called
+        ]
     if isinstance(value, MethodType):
         return [Reached(path, value.__func__, top), Reached(path, value.__self__, top, shared)]
     if isinstance(value, FunctionType):
@@ -250,7 +259,14 @@ def _inside(item: Reached) -> list[Reached]:
             for leaf, inner in (each.items() if linked else [(name, each)])
         ]
     kind = Reached(type(value).__name__, type(value), top)
-    return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
+    kept = () if isinstance(value, RemovableHandle) else _NOT_COPIED  # it is copied by its own rule
+    return [
+        kind,
+        *(
+            Reached(name, each, top if shared else name, shared or isinstance(each, kept))
+            for name, each in held
+        ),
+    ]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -466,7 +482,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
-        instructions, root = list(dis.get_instructions(code)), ""
+        instructions, root, libraries = list(dis.get_instructions(code)), "", dict[str, str]()
         sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
         for each, after in zip(instructions, [*instructions[1:], None], strict=True):
             name, kind = str(each.argval), each.opname
@@ -488,6 +504,8 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     or (name == "__class__" and sets)
                 ):
                     return f"{label} uses .{name}"
+                if name.startswith("__") and kind in ("STORE_ATTR", "DELETE_ATTR"):
+                    return f"{label} writes .{name}"
                 if name == "random":
                     return f"{label} uses .random, whose numbers follow from earlier draws"
                 if name == "ops" and (after is None or str(after.argval) not in _OPERATIONS):
@@ -496,6 +514,17 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     return f"{label} writes an attribute of {root!r}"
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME") or (kind == "LOAD_DEREF" and name in free):
                 root = name
-            elif kind != "CACHE":
+            elif kind == "IMPORT_NAME":
+                root = name.partition(".")[0]
+            elif "_FAST" in kind:
+                names = each.argval if isinstance(each.argval, tuple) else (name,)
+                if kind.startswith("STORE"):
+                    value = space.get(root, builtins)
+                    is_known = (
+                        isinstance(value, ModuleType | type) and package_of_code(value) in KNOWN
+                    )
+                    libraries[names[0]] = root if is_known else ""
+                root = libraries.get(names[-1], "")
+            elif kind not in ("CACHE", "IMPORT_FROM"):
                 root = ""
     return None
