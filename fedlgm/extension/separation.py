@@ -253,6 +253,8 @@ def _inside(item: Reached) -> list[Reached]:
     elif isinstance(value, list | tuple | set | frozenset | deque):
         held = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
     for name, each in _attributes(value):
+        if name == "_flat_weight_refs" and isinstance(value, nn.RNNBase):
+            continue  # weak references to its own parameters
         linked = isinstance(value, nn.Module) and name in LINKS
         held += [
             (f"{path}.{leaf}".lstrip("."), inner)

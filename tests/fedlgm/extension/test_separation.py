@@ -296,3 +296,13 @@ def test_a_second_condition_is_stated_too() -> None:
     second = first.conditional_on("rows are public")
     assert second.reason.endswith("rows are public")
     assert in_a_run(second, facts, "gaussian") == second == second.conditional_on("rows are public")
+
+
+def test_weak_references_of_pytorch_are_no_condition() -> None:
+    class Recurrent(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(2, 2)
+            self.handle = self.gru.register_forward_hook(lambda *_: None)
+
+    assert shared_state(Recurrent()) is None
