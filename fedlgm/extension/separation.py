@@ -245,7 +245,9 @@ def _inside(item: Reached) -> list[Reached]:
         return [Reached(path, each, top) for each in functions if each is not None]
     if isinstance(value, type):
         return [Reached(name, each, top) for name, each in _members(value, made)]
-    if isinstance(value, ModuleType | Tensor | np.ndarray) or (shared and _is_plain_layer(value)):
+    if isinstance(value, ModuleType | Tensor | np.ndarray | RemovableHandle) or (
+        shared and _is_plain_layer(value)
+    ):
         return []
     held: list[tuple[str, Any]] = []
     if isinstance(value, dict):
@@ -261,11 +263,10 @@ def _inside(item: Reached) -> list[Reached]:
             for leaf, inner in (each.items() if linked else [(name, each)])
         ]
     kind = Reached(type(value).__name__, type(value), top)
-    kept = () if isinstance(value, RemovableHandle) else _NOT_COPIED  # it is copied by its own rule
     return [
         kind,
         *(
-            Reached(name, each, top if shared else name, shared or isinstance(each, kept))
+            Reached(name, each, top if shared else name, shared or isinstance(each, _NOT_COPIED))
             for name, each in held
         ),
     ]
