@@ -20,7 +20,7 @@ import functools
 import re
 import weakref
 from abc import ABCMeta
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from types import (
     BuiltinFunctionType,
@@ -40,7 +40,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils.hooks import RemovableHandle
 
 from fedlgm.wording import with_article
 
@@ -117,8 +116,6 @@ _INSIDE = frozenset(
         "__subclasses__",
     ]
 )  # of objects
-_NOT_COPIED = (type, FunctionType, weakref.ref)
-"""Values that a deep copy leaves as they are, so that copies of what holds them share them."""
 _REFLECTION = frozenset(
     ["globals", "vars", "locals", "setattr", "delattr", "exec", "eval", "compile", "open", "input"]
 )
@@ -207,6 +204,8 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
     waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
     while waiting:
         item = waiting.pop()
+        if isinstance(item.value, type | FunctionType):  # deep copies leave them as they are
+            item = item._replace(shared=True)
         key = id(item.value), item.shared, item.made
         if is_plain(item.value) or key in seen:
             continue
@@ -230,10 +229,7 @@ def _inside(item: Reached) -> list[Reached]:
     path, value, top, shared, made = item
     if isinstance(value, functools.partial):
         called = (value.func, *value.args, *value.keywords.values())
-        return [
-            Reached(path, each, top, shared or isinstance(each, _NOT_COPIED), made=True)
-            for each in called
-        ]
+        return [Reached(path, each, top, shared, made=True) for each in called]
     if isinstance(value, MethodType):
         return [Reached(path, value.__func__, top), Reached(path, value.__self__, top, shared)]
     if isinstance(value, FunctionType):
@@ -245,9 +241,7 @@ def _inside(item: Reached) -> list[Reached]:
         return [Reached(path, each, top) for each in functions if each is not None]
     if isinstance(value, type):
         return [Reached(name, each, top) for name, each in _members(value, made)]
-    if isinstance(value, ModuleType | Tensor | np.ndarray | RemovableHandle) or (
-        shared and _is_plain_layer(value)
-    ):
+    if isinstance(value, ModuleType | Tensor | np.ndarray) or (shared and _is_plain_layer(value)):
         return []
     held: list[tuple[str, Any]] = []
     if isinstance(value, dict):
@@ -255,21 +249,13 @@ def _inside(item: Reached) -> list[Reached]:
     elif isinstance(value, list | tuple | set | frozenset | deque):
         held = [(f"{path}[{i}]", each) for i, each in enumerate(value)]
     for name, each in _attributes(value):
-        if name == "_flat_weight_refs" and isinstance(value, nn.RNNBase):
-            continue  # weak references to its own parameters
         linked = isinstance(value, nn.Module) and name in LINKS
         held += [
             (f"{path}.{leaf}".lstrip("."), inner)
             for leaf, inner in (each.items() if linked else [(name, each)])
         ]
     kind = Reached(type(value).__name__, type(value), top)
-    return [
-        kind,
-        *(
-            Reached(name, each, top if shared else name, shared or isinstance(each, _NOT_COPIED))
-            for name, each in held
-        ),
-    ]
+    return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -442,6 +428,8 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
+    if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
+        return f"{path} is a weak reference"  # others are PyTorch's, to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
@@ -489,6 +477,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
         sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
         for each, after in zip(instructions, [*instructions[1:], None], strict=True):
             name, kind = str(each.argval), each.opname
+            is_set = kind in ("STORE_ATTR", "DELETE_ATTR")
             if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 return f"{label} writes the global {name!r}"
             if kind in ("STORE_DEREF", "DELETE_DEREF") and name in free:
@@ -504,29 +493,24 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                 if (
                     name in _INSIDE
                     or (unseen and name in _UNSEEN)
-                    or (name == "__class__" and sets)
+                    or (name.startswith("__") and (is_set or (name == "__class__" and sets)))
                 ):
                     return f"{label} uses .{name}"
-                if name.startswith("__") and kind in ("STORE_ATTR", "DELETE_ATTR"):
-                    return f"{label} writes .{name}"
                 if name == "random":
                     return f"{label} uses .random, whose numbers follow from earlier draws"
                 if name == "ops" and (after is None or str(after.argval) not in _OPERATIONS):
                     return f"{label} uses .ops, of which an operation was not checked"
-                if root and kind in ("STORE_ATTR", "DELETE_ATTR"):
+                if root and is_set:
                     return f"{label} writes an attribute of {root!r}"
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME") or (kind == "LOAD_DEREF" and name in free):
                 root = name
             elif kind == "IMPORT_NAME":
                 root = name.partition(".")[0]
             elif "_FAST" in kind:
-                names = each.argval if isinstance(each.argval, tuple) else (name,)
+                names = each.argrepr.split(", ")  # some instructions of Python 3.13 name two
                 if kind.startswith("STORE"):
-                    value = space.get(root, builtins)
-                    is_known = (
-                        isinstance(value, ModuleType | type) and package_of_code(value) in KNOWN
-                    )
-                    libraries[names[0]] = root if is_known else ""
+                    is_library = isinstance(space.get(root, builtins), ModuleType)
+                    libraries[names[0]] = root if is_library else ""
                 root = libraries.get(names[-1], "")
             elif kind not in ("CACHE", "IMPORT_FROM"):
                 root = ""
