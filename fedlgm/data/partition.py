@@ -87,8 +87,8 @@ class Partition:
         again = np.delete(np.arange(len(named)), np.unique(named, return_index=True)[1])
         if len(again):
             raise DataError(
-                f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which another client "
-                "has: a sample has one owner"
+                f"clients[{holder[again[0]]}] names sample {named[again[0]]}, which is named before: "
+                "name each sample once, for one client"
             )
         owner = np.full(samples, -1, dtype=np.int64)
         owner[named] = holder

@@ -535,7 +535,8 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
             )
         return np.stack(images)
     remedy = (
-        "drop it, or convert it (pandas.get_dummies); text needs a tokenizer: "
+        f"drop it, or list its public categories, data={{..., 'categories': {{{name!r}: [...]}}}}; the "
+        "owners' column is 'users', and a date a number of days; text needs a tokenizer: "
         f"data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}"
     )
     return numbers(values, f"data: column {name!r} of {part!r}", remedy)

@@ -18,8 +18,9 @@ import dis
 import enum
 import functools
 import re
+import weakref
 from abc import ABCMeta
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from types import (
     BuiltinFunctionType,
@@ -111,6 +112,8 @@ _INSIDE = frozenset(
         "__defaults__",
         "__kwdefaults__",
         "__code__",
+        "__annotations__",
+        "__subclasses__",
     ]
 )  # of objects
 _REFLECTION = frozenset(
@@ -201,6 +204,8 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
     waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
     while waiting:
         item = waiting.pop()
+        if isinstance(item.value, type | FunctionType):  # deep copies leave them as they are
+            item = item._replace(shared=True)
         key = id(item.value), item.shared, item.made
         if is_plain(item.value) or key in seen:
             continue
@@ -422,6 +427,8 @@ def _why(item: Reached, unseen: bool) -> str | None:
         return None
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
+    if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
+        return f"{path} is a weak reference"  # others are PyTorch's, to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
@@ -465,10 +472,11 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
-        instructions, root = list(dis.get_instructions(code)), ""
+        instructions, root, libraries = list(dis.get_instructions(code)), "", dict[str, str]()
         sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
         for each, after in zip(instructions, [*instructions[1:], None], strict=True):
             name, kind = str(each.argval), each.opname
+            is_set = kind in ("STORE_ATTR", "DELETE_ATTR")
             if kind in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 return f"{label} writes the global {name!r}"
             if kind in ("STORE_DEREF", "DELETE_DEREF") and name in free:
@@ -484,17 +492,25 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                 if (
                     name in _INSIDE
                     or (unseen and name in _UNSEEN)
-                    or (name == "__class__" and sets)
+                    or (name.startswith("__") and (is_set or (name == "__class__" and sets)))
                 ):
                     return f"{label} uses .{name}"
                 if name == "random":
                     return f"{label} uses .random, whose numbers follow from earlier draws"
                 if name == "ops" and (after is None or str(after.argval) not in _OPERATIONS):
                     return f"{label} uses .ops, of which an operation was not checked"
-                if root and kind in ("STORE_ATTR", "DELETE_ATTR"):
+                if root and is_set:
                     return f"{label} writes an attribute of {root!r}"
             elif kind in ("LOAD_GLOBAL", "LOAD_NAME") or (kind == "LOAD_DEREF" and name in free):
                 root = name
-            elif kind != "CACHE":
+            elif kind == "IMPORT_NAME":
+                root = name.partition(".")[0]
+            elif "_FAST" in kind:
+                names = each.argrepr.split(", ")  # some instructions of Python 3.13 name two
+                if kind.startswith("STORE"):
+                    is_library = isinstance(space.get(root, builtins), ModuleType)
+                    libraries[names[0]] = root if is_library else ""
+                root = libraries.get(names[-1], "")
+            elif kind not in ("CACHE", "IMPORT_FROM"):
                 root = ""
     return None

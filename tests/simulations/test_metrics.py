@@ -105,7 +105,12 @@ def test_a_task_with_metrics_of_the_set_passes_the_kit() -> None:
         ({"auc": lambda outputs, targets: 1 / 0}, "metric 'auc': ZeroDivisionError"),
         ({"auc": 0.5}, r"metrics\['auc'\] must be a function"),
         ([auc], "metrics must be a mapping"),
-        ({"loss": auc}, "metric 'loss': task 'classification' reports one of that name"),
+        ({"loss": auc}, "metric 'loss': task 'classification' or the run reports one of that name"),
+        (
+            {"epsilon": auc},
+            "metric 'epsilon': task 'classification' or the run reports one of that name",
+        ),
+        ({"seed": auc}, "metric 'seed': task 'classification' or the run reports one of that name"),
     ],
 )
 def test_what_cannot_be_reported_is_refused_before_anything_runs(
@@ -113,6 +118,21 @@ def test_what_cannot_be_reported_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         simulations.simulate(**arrays, metrics=metrics, overrides=SMALL, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_figure_of_the_released_model_cannot_take_the_place_of_epsilon(
+    arrays: dict, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError, match="'claimed_epsilon', which the task or the run also reports"
+    ):
+        simulations.simulate(
+            **arrays,
+            evaluate=lambda round, module: {"claimed_epsilon": 0.1},
+            overrides=SMALL,
+            run_dir=tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
 
 

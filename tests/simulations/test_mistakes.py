@@ -335,7 +335,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an example of two clients": (
         run(data={"train": (X, Y), "test": (X, Y), "clients": [[0, 1], [1, 2]]}),
-        "a sample has one owner",
+        "name each sample once, for one client",
     ),
     # models, tasks, mechanisms, metrics
     "a model of other inputs": (run(model=nn.Linear(4, 2)), "does not take a batch of the data"),
@@ -516,7 +516,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "delta must lie in (0, 1), got '1e-5'",  # type: ignore[arg-type]
     ),
     "names as figures": (lambda: simulations.difference("a", "b"), ("takes numbers, one per seed")),  # type: ignore[arg-type]
-    "an example twice": (run(data=OWNED | {"clients": [[0, 0, 1], [2]]}), "a sample has one owner"),
+    "an example twice": (
+        run(data=OWNED | {"clients": [[0, 0, 1], [2]]}),
+        "name each sample once, for one client",
+    ),
     "an example that is not there": (
         run(data=OWNED | {"clients": [[0, 500], [2]]}),
         "names samples outside [0, 200)",

@@ -11,6 +11,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.planning.layout import laid_out, on_cpu
 from fedlgm.training import inputs
 from fedlgm.training.inputs import Inputs
+from fedlgm.training.tasks.own_figures import RESERVED
 from fedlgm.training.tasks.set_metrics import Metric, over_the_set
 from fedlgm.training.tasks.task import Task, metrics_of
 
@@ -58,10 +59,10 @@ def evaluate(
     module.eval()
     with laid_out(module, x):
         figures = metrics_of(task, outputs())
-    taken = sorted(set_metrics.keys() & figures.keys())
+    taken = sorted(set_metrics.keys() & {*figures, *RESERVED})
     if taken:
         raise ConfigError(
-            f"metric {taken[0]!r}: task {task.name!r} reports one of that name: give it another "
-            "name"
+            f"metric {taken[0]!r}: task {task.name!r} or the run reports one of that name: give it "
+            "another name"
         )
     return figures | over_the_set(set_metrics, batches, finite=finite) if set_metrics else figures

@@ -16,6 +16,28 @@ from fedlgm.training.devices import drawing
 Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
 """(round, the released model in evaluation mode) -> figures by name; round 0 is the initial
 model."""
+RESERVED = frozenset(
+    [
+        "epsilon",
+        "claimed_epsilon",
+        "audited_epsilon",
+        "attack_tpr",
+        "guarantee",
+        "noise_reproducible",
+        "noise_norm",
+        "noise_scale",
+        "released",
+        "status",
+        "reason",
+        "method",
+        "mechanism",
+        "seed",
+        "round",
+        "seconds",
+        "folder",
+    ]
+)
+"""Names that tables of runs and rounds have beside metrics."""
 
 
 def own_figures(
@@ -51,8 +73,8 @@ def own_figures(
                 f"evaluate must return finite numbers by name, got {name!r}: {value!r} in round "
                 f"{round}"
             )
-        if name in taken:
+        if name in taken or name in RESERVED:
             raise ConfigError(
-                f"evaluate returns {name!r}, which the task also reports: choose another name"
+                f"evaluate returns {name!r}, which the task or the run also reports: choose another name"
             )
     return {name: float(value) for name, value in figures.items()}

@@ -144,7 +144,7 @@ def test_rows_of_tokens_beyond_a_given_length_are_refused():
         ),
         (
             {"train": NUMBERS, "test": NUMBERS, "target": "out"},
-            "'site' of 'train' holds text, not numbers: drop it",
+            "'site' of 'train' holds text, not numbers: drop it, or list its public categories",
         ),
         (
             {"train": GAPS, "test": GAPS, "target": "out"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,29 @@ def marks_a_layer(outputs: Tensor, targets: Tensor) -> Tensor:
     return CRITERION(outputs, targets) * layer.count
 
 
-@pytest.mark.parametrize("task", [marks_itself, MarksItsClass, marks_a_layer])
+class MarksAHeldClass(Task):
+    def __init__(self) -> None:
+        self.kind = type("Kind", (), {"count": 0})
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.kind.count += 1
+        return cross_entropy(outputs, targets, reduction="none") * self.kind.count
+
+
+class MarksAHeldFunction(Task):
+    def __init__(self) -> None:
+        self.parts: list[Any] = [partial(lambda value: value)]
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        function = self.parts[0].func
+        function.count = getattr(function, "count", 0) + 1
+        return cross_entropy(outputs, targets, reduction="none") * function.count
+
+
+@pytest.mark.parametrize(
+    "task",
+    [marks_itself, MarksItsClass, marks_a_layer, MarksAHeldClass, MarksAHeldFunction],
+)
 def test_a_class_or_function_that_training_changes_is_refused(task: Any, tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match=r"training has changed .*count, which all copies share"):
         trained(SequentialTrainer, [0, 1], Net(), tasks.get(task))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,44 @@ HOLDER = SimpleNamespace(count=1)
 def holds(outputs: Tensor, targets: Tensor) -> Tensor:
     holder = HOLDER
     holder.count = 1
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+class Named(Net):
+    """Writes a name that Python fills in, of a class that its copies share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind = Signs
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kind.__doc__ = str(len(x))
+        return super().forward(x)
+
+
+def annotated(outputs: Tensor, targets: Tensor) -> Tensor:
+    annotated.__annotations__["seen"] = len(outputs)
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+class Weakly(Net):
+    """Refers to a value that no deep copy copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holder = weakref.ref(by_import)
+
+
+def by_local_name(outputs: Tensor, targets: Tensor) -> Tensor:
+    library = torch
+    library.seen_by_tests = len(outputs)  # type: ignore[attr-defined]
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def by_import(outputs: Tensor, targets: Tensor) -> Tensor:
+    from torch import nn as library
+
+    library.seen_by_tests = len(outputs)  # type: ignore[attr-defined]
     return cross_entropy(outputs, targets, reduction="none")
 
 
@@ -161,6 +200,11 @@ def _own_trainer() -> None:
         ({"task": Locked()}, "all copies share lock|lock.* is|cannot be copied"),
         ({"task": holds}, "all copies share 'HOLDER' of holds, a SimpleNamespace"),
         ({"task": Slotted}, "Slotted has slots"),
+        ({"model": Named}, "Named.forward uses .__doc__"),
+        ({"task": annotated}, "annotated uses .__annotations__"),
+        ({"model": Weakly}, "holder is a weak reference"),
+        ({"task": by_local_name}, "by_local_name writes an attribute of 'torch'"),
+        ({"task": by_import}, "by_import writes an attribute of 'torch'"),
         ({"task": Again}, "all copies share 'seen' of Again.__init__, a list"),
         ({"task": numpys}, "numpys uses .random"),
         ({"model": ByOperation}, "ByOperation.forward uses .ops, of which an operation was not"),
@@ -252,3 +296,13 @@ def test_a_second_condition_is_stated_too() -> None:
     second = first.conditional_on("rows are public")
     assert second.reason.endswith("rows are public")
     assert in_a_run(second, facts, "gaussian") == second == second.conditional_on("rows are public")
+
+
+def test_weak_references_of_pytorch_are_no_condition() -> None:
+    class Recurrent(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(2, 2)
+            self.handle = self.gru.register_forward_hook(lambda *_: None)
+
+    assert shared_state(Recurrent()) is None
