@@ -96,9 +96,10 @@ class Pass:
             squares,
             norm_of(scaling),
         )
-        self._uses = Counter[int]()
+        self._uses, self._calls = Counter[int](), Counter[Site | GenericSite]()
         self._members = Counter(place.column for place in places.values())
         self._waiting: list[tuple[Site, Kept]] = []
+        self._several: dict[Site, list[Use]] = {}
         self._whole: dict[int, tuple[Place, Tensor]] = {}
         self._started = False
 
@@ -118,6 +119,7 @@ class Pass:
                 "supported"
             )
         self._uses.update(place.offset for place in site.places)
+        self._calls[site] += 1
         if isinstance(site, GenericSite):
             return site.call(len(self._squares), arguments, named)
         (x,) = arguments
@@ -138,10 +140,17 @@ class Pass:
         """Gradients of a site, for one of its uses."""
         if not site.places:
             return
-        if not self._norm.fused or any(self._uses[place.offset] > 1 for place in site.places):
+        uses = max(self._uses[place.offset] for place in site.places)
+        if self._norm.fused and uses == 1:
+            self._add_use(site, use)
+        elif self._norm.fused and site.rule.unites and uses == self._calls[site]:
+            self._several.setdefault(site, []).append(use)
+        else:
             for place, gradients in zip(site.places, site.rule.instantiate(use), strict=True):
                 self._add_whole(place, gradients)
-            return
+
+    def _add_use(self, site: Site, use: Use) -> None:
+        """Measure the gradients of all of a site's uses, and add them or let them wait."""
         members = Counter(place.column for place in site.places)
         alone = all(self._members[column] == count for column, count in members.items())
         if isinstance(self._scaling, PerLayerClip) and alone:
@@ -164,6 +173,8 @@ class Pass:
     @torch.no_grad()
     def finish(self) -> None:
         """Scale and add the gradients that had to wait for the end of the backward pass."""
+        for site, uses in self._several.items():
+            self._add_use(site, site.rule.unite(uses))
         for place, gradients in self._whole.values():
             self._squares[:, place.column] += self._norm.amounts(gradients)
         if not self._waiting and not self._whole:

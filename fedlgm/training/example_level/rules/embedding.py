@@ -21,6 +21,7 @@ class EmbeddingRule(Rule):
     """
 
     module: nn.Embedding
+    unites = True
 
     def __init__(self, module: nn.Embedding, *args: object) -> None:
         super().__init__(module, *args)  # type: ignore[arg-type]
@@ -41,17 +42,19 @@ class EmbeddingRule(Rule):
         return torch.nn.functional.embedding(x, self.module.weight.detach()), ()
 
     @override
+    def unite(self, uses: Sequence[Use]) -> Use:
+        tokens = torch.cat([use.x.reshape(len(use), -1) for use in uses], 1)
+        return Use(tokens, torch.cat([_by_token(use) for use in uses], 1))
+
+    @override
     def keep(self, use: Use) -> Kept:
-        x, dy = use.x, use.dy
-        return _KeptRows(x.reshape(len(x), -1), dy.reshape(len(x), -1, dy.shape[-1]), self.module)
+        return _KeptRows(use.x.reshape(len(use), -1), _by_token(use), self.module)
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        x, dy = use.x, use.dy
+        x = use.x
         rows, width = self.module.weight.shape
-        dy = _without_padding(
-            x.reshape(len(x), -1), dy.reshape(len(x), -1, width), self.module.padding_idx
-        )
+        dy = _without_padding(x.reshape(len(x), -1), _by_token(use), self.module.padding_idx)
         every = dy.new_zeros(len(x), rows, width)
         index = x.reshape(len(x), -1, 1).expand(-1, -1, width)
         return [every.scatter_add_(1, index, dy).flatten(1)]
@@ -86,6 +89,11 @@ class _KeptRows(Kept):
         sums[0].view(self._shape).index_add_(
             0, token, (gradients * factor[:, None]).to(sums[0].dtype)
         )
+
+
+def _by_token(use: Use) -> Tensor:
+    """Gradients of the output [n, tokens, width]."""
+    return use.dy.reshape(len(use), -1, use.dy.shape[-1])
 
 
 def _without_padding(tokens: Tensor, dy: Tensor, padding: int | None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -14,6 +16,7 @@ class LinearRule(ProductRule):
     """`nn.Linear` on [n, in] or [n, ..., in]."""
 
     module: nn.Linear
+    unites = True
 
     @classmethod
     @override
@@ -27,6 +30,12 @@ class LinearRule(ProductRule):
     @override
     def input_gradient(self, use: Use) -> Tensor:
         return use.dy @ self.module.weight.detach()
+
+    @override
+    def unite(self, uses: Sequence[Use]) -> Use:
+        """The rows of all uses are positions of one."""
+        x = torch.cat([self.columns(use.x) for use in uses], 1)
+        return Use(x, torch.cat([self.columns(use.dy) for use in uses], 1))
 
     @override
     def positions(self, use: Use) -> int:

@@ -68,7 +68,12 @@ class Rule:
         module: the layer; its parameters are read in place.
         memory: scratch that all layers share.
         name: name of the layer, also used for its own scratch memory.
+
+    Attributes:
+        unites: whether several uses can be treated as one.
     """
+
+    unites = False
 
     def __init__(self, module: nn.Module, memory: Memory, name: str) -> None:
         self.module: Any = module
@@ -130,6 +135,10 @@ class Rule:
 
     def keep(self, use: Use) -> Kept:
         """Measure every example's gradient and keep the data that its sum needs."""
+        raise NotImplementedError
+
+    def unite(self, uses: Sequence[Use]) -> Use:
+        """One use whose gradients are the sums of those of several, for a rule that `unites`."""
         raise NotImplementedError
 
     def instantiate(self, use: Use) -> list[Tensor]:

@@ -110,6 +110,22 @@ class Remembering(nn.Module):
         return self.out(self.lstm(x)[0][:, -1])
 
 
+class Unrolled(nn.Module):
+    """A cell of its own, whose layers are called once for each token; the last call is in vain."""
+
+    def __init__(self, hidden):
+        super().__init__()
+        self.embed, self.step = nn.Embedding(11, 6, padding_idx=0), nn.Linear(6 + hidden, hidden)
+        self.out, self.hidden = nn.Linear(hidden, 3), hidden
+
+    def forward(self, tokens):
+        state = torch.zeros(len(tokens), self.hidden, dtype=self.out.weight.dtype)
+        for token in tokens.unbind(1):
+            state = torch.tanh(self.step(torch.cat([self.embed(token), state], 1)))
+        self.step(torch.cat([self.embed(token), state], 1))
+        return self.out(state)
+
+
 class BothWays(Remembering):
     """An LSTM that has no rule."""
 
@@ -225,6 +241,8 @@ LAYERS = {
     "LSTM of two layers": lambda: (Remembering("states", num_layers=2, bias=False), *tokens(5)),
     "LSTM that is given states": lambda: (Remembering("in turn", num_layers=2), *tokens(5)),
     "bidirectional LSTM": lambda: (BothWays(), *tokens(5)),
+    "cell of its own": lambda: (Unrolled(4), *tokens(5)),
+    "cell of its own, by Gram matrices": lambda: (Unrolled(40), *tokens(5)),
     "tied": lambda: (Tied(), *tokens(5)),
     "convolution used twice": lambda: (TwiceConvolved(), *images(5, 4, 6, 6)),
     "few positions": lambda: (
