@@ -82,7 +82,7 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens) + self.positions
-        return self.head(self.norm(self.block2(self.block1(x)))).transpose(1, 2)
+        return self.head(self.norm(self.block2(self.block1(x))))
 
 
 class Lstm(nn.Module):
@@ -120,12 +120,12 @@ class AdaptedGpt2(nn.Module):
         self.adapted = adapted_gpt2(GPT2_SMALL)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.adapted(input_ids=tokens).logits.transpose(1, 2)
+        return self.adapted(input_ids=tokens).logits
 
 
 class MeanOverPositions:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(outputs, y, reduction="none").mean(1)
+        return nn.functional.cross_entropy(outputs.transpose(1, 2), y, reduction="none").mean(1)
 
 
 def image_task(
@@ -135,8 +135,8 @@ def image_task(
     return model, torch.randn(batch, *shape), torch.randint(10, (batch,))
 
 
-def text_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
-    return Transformer(), torch.randint(2000, (batch, 64)), torch.randint(2000, (batch, 64))
+def text_task(model: nn.Module, words: int, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    return model, torch.randint(words, (batch, 64)), torch.randint(words, (batch, 64))
 
 
 def adapter_task(batch: int) -> tuple[nn.Module, Tensor, Tensor]:
@@ -163,14 +163,19 @@ NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], int]] 
     "resnet20-64": (lambda: image_task("resnet20", (3, 32, 32), 64), 64),
     "embedding-256": (lambda: token_task(WideEmbedding(), 20_000, 256), 256),
     "lstm-64": (lambda: token_task(Lstm(), 2000, 64), 64),
-    "transformer-32": (lambda: text_task(32), 32),
+    "gru-64": (
+        lambda: text_task(models.build("gru", in_shape=(64,), classes=64), 64, 64),
+        64,
+    ),
+    "transformer-32": (lambda: text_task(Transformer(), 2000, 32), 32),
     "gpt2-lora-8": (lambda: adapter_task(8), 8),
 }
 
 
 def losses_of(outputs: Tensor, y: Tensor) -> Tensor:
-    losses = nn.functional.cross_entropy(outputs, y, reduction="none")
-    return losses.mean(1) if losses.dim() == 2 else losses
+    if outputs.dim() == 3:
+        return MeanOverPositions().losses(outputs, y)
+    return nn.functional.cross_entropy(outputs, y, reduction="none")
 
 
 def plain(
