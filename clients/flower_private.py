@@ -15,6 +15,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedlgm.cache import version_of
+from fedlgm.importing import importing
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -202,9 +203,10 @@ def run_supernode(pauses: Sleeps) -> None:
     """Run Flower's SuperNode with other pauses between polls and heartbeats, and
     `flower-supernode`'s arguments.
     """
-    from flwr.supercore import heartbeat
-    from flwr.supernode import fleet_http_connection, start_client_internal
-    from flwr.supernode.cli import flower_supernode
+    with importing():
+        from flwr.supercore import heartbeat
+        from flwr.supernode import fleet_http_connection, start_client_internal
+        from flwr.supernode.cli import flower_supernode
 
     vars(start_client_internal)["time"] = pauses
     for module in (heartbeat, fleet_http_connection):

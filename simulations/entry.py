@@ -8,7 +8,6 @@ point. `simulations.ending` takes over when the command begins.
 
 from __future__ import annotations
 
-import gc
 import signal
 
 from simulations.signals import end_at_once
@@ -19,9 +18,6 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end_at_once)
-    # Imports make a million objects that stay; every search of all of them takes a tenth of a
-    # second.
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
     from simulations.cli import main as command
 
     command()

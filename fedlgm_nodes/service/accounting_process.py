@@ -15,6 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedlgm.errors import LedgerError
+from fedlgm.importing import importing
 from fedlgm_nodes.policy import Policy
 from fedlgm_nodes.service import child
 from fedlgm_nodes.service.child import END_S, Child, ChildProcess
@@ -95,8 +96,9 @@ class _Answers:
         self.idle = END_S
 
     def open(self, folder: NodeFolder, policy: Policy) -> Any:
-        from fedlgm import privacy
-        from fedlgm_nodes.service.account import Account
+        with importing():
+            from fedlgm import privacy
+            from fedlgm_nodes.service.account import Account
 
         np.seterr(all="ignore")
         name = policy.data.name

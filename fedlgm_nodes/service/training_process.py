@@ -18,6 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedlgm.errors import DataError, RunError
+from fedlgm.importing import importing
 from fedlgm_nodes.policy import Policy
 from fedlgm_nodes.protocol import frames
 from fedlgm_nodes.protocol.messages import sha256
@@ -168,11 +169,12 @@ class _Answers:
         secret: bytes,
         test_seed: int | None,
     ) -> Any:
-        import torch
+        with importing():
+            import torch
 
-        from fedlgm_nodes.service import data as node_data
-        from fedlgm_nodes.service.people import require_once
-        from fedlgm_nodes.service.release import Releaser
+            from fedlgm_nodes.service import data as node_data
+            from fedlgm_nodes.service.people import require_once
+            from fedlgm_nodes.service.release import Releaser
 
         np.seterr(all="ignore")
         data, counted = node_data.read_with_people(policy.data, folder.path)

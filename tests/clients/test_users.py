@@ -155,26 +155,11 @@ def test_a_user_with_one_client_is_a_client(tmp_path) -> None:
     assert user.guarantee.startswith("proven (user-level, add-remove")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "workers"), [("ray", 2), ("flower", 1)])
-def test_ray_and_flower_give_the_model_of_a_run_without_them(
-    engine, workers, tmp_path, one_ray
-) -> None:
-    changes = [*USER, "federation.users=5"]
-    here = simulations.simulate(overrides=changes, run_dir=tmp_path / "local", engine="local")
-    there = simulations.simulate(
-        overrides=changes, run_dir=tmp_path / engine, engine=engine, workers=workers
-    )
-    assert (there["model_sha256"], there["ledger_head"]) == (
-        here["model_sha256"],
-        here["ledger_head"],
-    )
-
-
 @pytest.mark.parametrize("users", [5, [0, 0, 0, 0, 0, 1, 1, 2, 3, 3, 4, 4]])
 def test_it_costs_what_a_run_of_so_many_clients_costs_in_every_engine_and_block(
     users, tmp_path
 ) -> None:
+    """`simulations/config/test_own_objects.py` has users on Ray and on Flower."""
     changes = [*USER, f"federation.users={users}"]
     runs = [
         simulations.simulate(overrides=changes, run_dir=tmp_path / engine, engine=engine, **options)

@@ -12,7 +12,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.privacy import attack_rates
 
 SHARES = np.array([0.1, 0.01, 0.001])
-EPSILONS = np.arange(0, 20, 0.002)
+EPSILONS = np.arange(0, 20, 0.004)
 
 
 def optimistic(noise: float, rate: float, steps: int) -> tuple[np.ndarray, float]:

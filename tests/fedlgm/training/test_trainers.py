@@ -195,9 +195,8 @@ def test_in_single_precision_both_trainers_round_no_worse_than_a_plain_loop(
 
 @pytest.mark.parametrize(
     ("name", "optimizer"),
-    [  # what optimizers do is tested on small models
+    [  # what optimizers do is tested on small models, "resnet152" in `extension/test_testing.py`
         pytest.param("resnet18", "momentum", marks=pytest.mark.slow),
-        pytest.param("resnet152", "sgd", marks=pytest.mark.slow),
         pytest.param("vgg16", "momentum", marks=pytest.mark.slow),
     ],
 )

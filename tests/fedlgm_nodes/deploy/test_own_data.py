@@ -14,12 +14,14 @@ import numpy as np
 import pandas
 import pytest
 from patience import LIMIT_S
+from typer.testing import CliRunner
 
 import simulations
 from fedlgm.errors import FedlgmError
-from fedlgm_nodes.deploy import own_data, processes
+from fedlgm_nodes.deploy import deployment_commands, own_data, processes
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import DeployedAssembly, recipe_for_nodes, work_of
+from fedlgm_nodes.service.work import Work
 from simulations.config import recipe as recipes
 from simulations.runs.recorder import measure
 
@@ -71,12 +73,16 @@ def watch_until(folder: Path, words: str) -> None:
 
 
 @pytest.mark.slow
-def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path):
+def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path, run):
+    """Then a run whose recipe names no public rows, which the nodes' approval covers."""
     write_tables(tmp_path)
     _, *blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert sum(len(block.splitlines()) for block in blocks) == 8
+    init, up = blocks[0].split("\n", 1)
+    # for the second run
+    twice = "sed -i 's/^epsilon = 8.0/epsilon = 16.0/' lab/nodes/*/service/policy.toml"
     try:
-        begun = shell(tmp_path, blocks[0])
+        begun = shell(tmp_path, f"{init}\n{twice}\n{up}")
         assert begun.returncode == 2, begun.stderr
         watch_until(tmp_path, "SuperLink answers, 2 of 2 nodes connected")
         digests = dict(re.findall(r"(node\d) refuses it \(the work (\w{16}) waits", begun.stderr))
@@ -92,16 +98,42 @@ def test_eight_commands_from_own_tables_to_an_approved_and_reported_run(tmp_path
         (result,) = folder.runs.glob("*/result.json")
         assert json.loads(result.read_text())["accuracy"] > 0.8
         assert "quality of findings" in (tmp_path / "report.html").read_text()
-        # Another order of the columns, which the model could not tell, is refused.
-        recipe = folder.path / "recipe.toml"
-        text = recipe.read_text()
-        recipe.write_text(re.sub(r'"age",\s+"dose"', '"dose", "age"', text))
-        assert recipe.read_text() != text
-        other = shell(tmp_path, "fedlgm deploy run lab/recipe.toml lab")
-        assert other.returncode == 2
-        assert "the work's features are not those of [data] in this node's policy" in other.stderr
+        text = (folder.path / "recipe.toml").read_text()
+        bare = "".join(line for line in text.splitlines(True) if not line.startswith("test_file"))
+        assert bare != text
+        (folder.path / "bare.toml").write_text(bare)
+        done = shell(tmp_path, "fedlgm deploy run lab/bare.toml lab --set model.seed=2")
+        assert done.returncode == 0, done.stdout + done.stderr
     finally:
         end(tmp_path / "lab")
+    (file,) = set(folder.runs.glob("*/result.json")) - {result}
+    found = json.loads(file.read_text())
+    assert found["metrics"] == {}
+    assert 0 < found["epsilon"] <= 8.0
+    status, out, err = run("report", file.parent)
+    assert status == 0, err
+    said = "not evaluated: no test rows"
+    assert said in done.stdout
+    assert said in out
+    assert said in file.with_name("report.html").read_text()
+    assert run("export", file.parent, "--format", "onnx")[0] == 0
+    assert run("predict", file.with_name("model.onnx"), tmp_path / "north.csv")[0] == 0
+
+
+def test_without_public_rows_init_states_the_work_that_the_nodes_accept(tmp_path):
+    write_tables(tmp_path)
+    files = [part for name in ("north", "south") for part in ("--data", f"{tmp_path / name}.csv")]
+    options = [*files, "--target", "finding", "--unit", "example"]
+    made = CliRunner().invoke(deployment_commands.app, ["init", str(tmp_path / "lab"), *options])
+    assert made.exit_code == 0, made.output
+    folder = DeploymentFolder(tmp_path / "lab")
+    recipe = recipe_for_nodes(recipes.load(folder.path / "recipe.toml"), 2)
+    work = work_of(recipe)
+    assert work["table"] == {"inputs": ["age", "dose"], "labels": ["benign", "malignant"]}
+    for node in ("node0", "node1"):
+        Work.parse(work, folder.node(node).service.policy())
+    assembly = DeployedAssembly(recipe)
+    assert measure(assembly, assembly.model.module(), 0) == {}
 
 
 def test_the_server_of_a_table_reads_only_public_rows(tmp_path):
@@ -148,35 +180,6 @@ def test_a_table_without_test_rows_has_the_model_and_work_of_one_with_them(tmp_p
     assert measure(DeployedAssembly(stated), models[1].module(), 0) == {}
     with pytest.raises(FedlgmError, match=r"data\.test_file: name"):
         simulations.simulate("nodes", overrides=[*STATED, named], run_dir=tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_a_run_on_two_tables_without_any_public_row(tmp_path, run):
-    write_tables(tmp_path)
-    (tmp_path / "public.csv").unlink()
-    script = """set -e
-fedlgm deploy init lab --data north.csv --data south.csv --target finding --unit example
-fedlgm deploy up lab
-fedlgm deploy run lab/recipe.toml lab --set federation.rounds=2
-"""
-    try:
-        done = shell(tmp_path, script)
-    finally:
-        end(tmp_path / "lab")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of 2 rounds are done" in done.stderr
-    (file,) = DeploymentFolder.open(tmp_path / "lab").runs.glob("*/result.json")
-    result = json.loads(file.read_text())
-    assert result["metrics"] == {}
-    assert 0 < result["epsilon"] <= 8.0
-    status, out, err = run("report", file.parent)
-    assert status == 0, err
-    said = "not evaluated: no test rows"
-    assert said in done.stdout
-    assert said in out
-    assert said in file.with_name("report.html").read_text()
-    assert run("export", file.parent, "--format", "onnx")[0] == 0
-    assert run("predict", file.with_name("model.onnx"), tmp_path / "north.csv")[0] == 0
 
 
 def test_nodes_whose_rows_have_other_classes_get_no_recipe(tmp_path):

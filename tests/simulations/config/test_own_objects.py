@@ -107,7 +107,7 @@ VALUES: dict[str, Any] = {
     "privacy": {"epsilon": 8.0, "delta": 1e-3, "accountant": "rdp"},
     "run": {"seed": 3, "block_size": 3},
 }
-SAME = ("model_sha256", "loss", "metrics", "epsilon")
+SAME = ("model_sha256", "loss", "metrics", "epsilon", "ledger_head")
 
 
 def own(**sections: dict[str, Any]) -> recipes.Recipe:
@@ -152,13 +152,15 @@ def test_everything_may_be_a_users_own(here: Path, vectorize: str) -> None:
 def test_engines_agree_on_a_users_own(
     here: Path, engine: Any, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With dropout, whose draws change the model."""
+    """With dropout, whose draws change the model, and users who have several clients."""
     monkeypatch.setenv("PYTHONPATH", f"{here}:{':'.join(filter(None, sys.path))}")
-    recipe = own(model={"name": "my_own_things:Net", "width": 3, "rate": 0.3})
+    plain = own(federation={"users": 5}, privacy={"unit": "user"})
+    recipe = plain.with_values(model={"rate": 0.3})
     expected = launch.simulate(recipe, run_dir=here / "local")
     result = launch.simulate(recipe, engine=engine, workers=workers, run_dir=here / "run")
+    assert result["unit"] == "user"
     assert [result[name] for name in SAME] == [expected[name] for name in SAME]
-    without = launch.simulate(own(), run_dir=here / "without")
+    without = launch.simulate(plain, run_dir=here / "without")
     assert without["model_sha256"] != result["model_sha256"]
 
 
@@ -291,13 +293,14 @@ def test_recipes_of_text_run_on_a_small_text(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["text-gru", "text-transformer"])
-def test_recipes_of_text_learn_from_the_real_text(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "rounds"), [("text-gru", 4), ("text-transformer", 6)])
+def test_recipes_of_text_learn_from_the_real_text(name: str, rounds: int, tmp_path: Path) -> None:
     try:
         data.load("bible-kjv-chapters")
     except DataError as missing:
         pytest.skip(str(missing))
-    changes = ["federation.rounds=8", "run.evaluate_every=1", "privacy.accountant=rdp"]
+    changes = [f"federation.rounds={rounds}", "run.evaluate_every=1"]
+    changes += ["privacy.accountant=rdp"]
     launch.simulate(recipes.load(name, changes), run_dir=tmp_path / "run")
     rows = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
