@@ -116,6 +116,45 @@ def by_import(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
+class Keeps:
+    """Keeps state when it is made."""
+
+    def __init__(self) -> None:
+        seen.append(1)
+
+    @classmethod
+    def another(cls) -> Keeps:
+        return cls()
+
+
+class MakesAHeldClass(Net):
+    kinds: tuple[Any, ...] = (Keeps,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kinds[0]()
+        return super().forward(x)
+
+
+class MakesAnother(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Keeps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.another()
+        return super().forward(x)
+
+
+class MakesAgain(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = SimpleNamespace(part=self.layers[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.__init__(part=self.layers[1])  # type: ignore[misc]
+        return super().forward(x)
+
+
 class Slotted(Task):
     __slots__ = ("kept",)
 
@@ -200,6 +239,9 @@ def _own_trainer() -> None:
         ({"task": Locked()}, "all copies share lock|lock.* is|cannot be copied"),
         ({"task": holds}, "all copies share 'HOLDER' of holds, a SimpleNamespace"),
         ({"task": Slotted}, "Slotted has slots"),
+        ({"model": MakesAHeldClass}, "all copies share 'seen' of Keeps.__init__, a list"),
+        ({"model": MakesAnother}, "all copies share 'seen' of Keeps.__init__, a list"),
+        ({"model": MakesAgain}, "MakesAgain.forward uses .__init__"),
         ({"model": Named}, "Named.forward uses .__doc__"),
         ({"task": annotated}, "annotated uses .__annotations__"),
         ({"model": Weakly}, "holder is a weak reference"),
