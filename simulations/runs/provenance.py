@@ -6,6 +6,7 @@ from fedlgm.cache import version_of
 from fedlgm.extension.loader import is_reference, source_of
 from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
+from simulations.config.fingerprints import array_digest
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
@@ -41,6 +42,11 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
     dataset, recipe = assembly.data.dataset, assembly.recipe
+    source = recipe.data.name + recipe.data.partition
+    if nodes.simulated and assembly.own.data is None and (":" in source or "folder" in source):
+        division = assembly.data.partition
+        rows = dataset.parts().values()
+        provenance["rows"] = array_digest(*rows, division.order, division.offsets)
     labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
     if dataset.columns is not None:
         provenance["columns"] = [*dataset.columns]
