@@ -39,14 +39,13 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         ),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
+    dataset, recipe = assembly.data.dataset, assembly.recipe
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
-    dataset, recipe = assembly.data.dataset, assembly.recipe
-    source = recipe.data.name + recipe.data.partition
-    if nodes.simulated and assembly.own.data is None and (":" in source or "folder" in source):
-        division = assembly.data.partition
-        rows = dataset.parts().values()
-        provenance["rows"] = array_digest(*rows, division.order, division.offsets)
+        source, division = recipe.data.name + recipe.data.partition, assembly.data.partition
+        if ":" in source or "folder" in source:  # it may give other rows later
+            parts = dataset.parts().values()
+            provenance["rows"] = array_digest(*parts, division.order, division.offsets)
     labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
     if dataset.columns is not None:
         provenance["columns"] = [*dataset.columns]

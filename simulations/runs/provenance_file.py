@@ -161,10 +161,10 @@ class ProvenanceFile:
         objects |= {what: self._hash_with_key(objects[what]) for what in hidden}
         if file is not None:
             sources[TRAINING_FILE] = {**file, "sha256": self._hash_with_key(file["sha256"])}
-        keyed: Provenance = {**provenance, "objects": objects, "sources": sources}
+        hashed: Provenance = {**provenance, "objects": objects, "sources": sources}
         if "rows" in provenance:
-            keyed["rows"] = self._hash_with_key(provenance["rows"])
-        return keyed
+            hashed["rows"] = self._hash_with_key(provenance["rows"])
+        return hashed
 
     def _agrees(self, stored: str, plain: str) -> bool:
         """Whether a plain hash agrees with a stored one, which may be keyed.
