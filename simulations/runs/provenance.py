@@ -44,8 +44,9 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         provenance["trained_by"] = _trained_by(assembly)
         source, division = recipe.data.name + recipe.data.partition, assembly.data.partition
         if ":" in source or "folder" in source:  # it may give other rows later
-            parts = dataset.parts().values()
-            provenance["rows"] = array_digest(*parts, division.order, division.offsets)
+            provenance["rows"] = array_digest(
+                *dataset.parts().values(), division.order, division.offsets
+            )
     labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
     if dataset.columns is not None:
         provenance["columns"] = [*dataset.columns]
