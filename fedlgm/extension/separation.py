@@ -497,6 +497,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     or (unseen and name in _UNSEEN)
                     or (name.startswith("__") and (is_set or (name == "__class__" and sets)))
                     or (name in _MAKING and not function.__name__.startswith("__"))
+                    or (root and name.startswith("set_"))  # a setting, such as of threads
                 ):
                     return f"{label} uses .{name}"
                 if name == "random":

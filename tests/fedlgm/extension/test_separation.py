@@ -109,6 +109,11 @@ def by_local_name(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
+def by_setting(outputs: Tensor, targets: Tensor) -> Tensor:
+    torch.set_printoptions(precision=len(outputs))
+    return cross_entropy(outputs, targets, reduction="none")
+
+
 def by_import(outputs: Tensor, targets: Tensor) -> Tensor:
     from torch import nn as library
 
@@ -246,6 +251,7 @@ def _own_trainer() -> None:
         ({"task": annotated}, "annotated uses .__annotations__"),
         ({"model": Weakly}, "holder is a weak reference"),
         ({"task": by_local_name}, "by_local_name writes an attribute of 'torch'"),
+        ({"task": by_setting}, "by_setting uses .set_printoptions"),
         ({"task": by_import}, "by_import writes an attribute of 'torch'"),
         ({"task": Again}, "all copies share 'seen' of Again.__init__, a list"),
         ({"task": numpys}, "numpys uses .random"),
