@@ -150,7 +150,7 @@ class Reached(NamedTuple):
     value: Any
     top: str
     shared: bool = True
-    made: bool = False
+    made: bool = True
 
 
 def package_of_code(value: Any) -> str:
@@ -229,11 +229,11 @@ def _inside(item: Reached) -> list[Reached]:
     path, value, top, shared, made = item
     if isinstance(value, functools.partial):
         called = (value.func, *value.args, *value.keywords.values())
-        return [Reached(path, each, top, shared, made=True) for each in called]
+        return [Reached(path, each, top, shared) for each in called]
     if isinstance(value, MethodType):
         return [Reached(path, value.__func__, top), Reached(path, value.__self__, top, shared)]
     if isinstance(value, FunctionType):
-        return [Reached(name, each, top, made=True) for name, each in _held_by(value, path)]
+        return [Reached(name, each, top) for name, each in _held_by(value, path)]
     if isinstance(value, property | staticmethod | classmethod | functools.cached_property):
         functions = (
             getattr(value, name, None) for name in ("fget", "fset", "fdel", "__func__", "func")
@@ -254,7 +254,7 @@ def _inside(item: Reached) -> list[Reached]:
             (f"{path}.{leaf}".lstrip("."), inner)
             for leaf, inner in (each.items() if linked else [(name, each)])
         ]
-    kind = Reached(type(value).__name__, type(value), top)
+    kind = Reached(type(value).__name__, type(value), top, made=False)
     return [kind, *(Reached(name, each, top if shared else name, shared) for name, each in held)]
 
 
@@ -307,7 +307,9 @@ def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
         if package_of_code(base) in KNOWN:
             continue
         remade = made or any(
-            isinstance(each, FunctionType) and _makes_its_kind(each) for each in vars(base).values()
+            isinstance(each, classmethod)
+            or (isinstance(each, FunctionType) and _makes_its_kind(each))
+            for each in vars(base).values()
         )
         for name, value in vars(base).items():
             code = isinstance(
@@ -472,7 +474,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
-        instructions, root, libraries = list(dis.get_instructions(code)), "", dict[str, str]()
+        instructions, root, libraries = list(dis.get_instructions(code)), "", dict[str, Any]()
         sets = any(each.opname in ("STORE_ATTR", "DELETE_ATTR") for each in instructions)
         for each, after in zip(instructions, [*instructions[1:], None], strict=True):
             name, kind = str(each.argval), each.opname
@@ -493,6 +495,8 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     name in _INSIDE
                     or (unseen and name in _UNSEEN)
                     or (name.startswith("__") and (is_set or (name == "__class__" and sets)))
+                    or (name in _MAKING and not function.__name__.startswith("__"))
+                    or (root and name.startswith("set_"))  # a setting, such as of threads
                 ):
                     return f"{label} uses .{name}"
                 if name == "random":
@@ -508,9 +512,8 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
             elif "_FAST" in kind:
                 names = each.argrepr.split(", ")  # some instructions of Python 3.13 name two
                 if kind.startswith("STORE"):
-                    is_library = isinstance(space.get(root, builtins), ModuleType)
-                    libraries[names[0]] = root if is_library else ""
-                root = libraries.get(names[-1], "")
+                    libraries[names[0]] = isinstance(space.get(root, builtins), ModuleType) and root
+                root = libraries.get(names[-1]) or ""
             elif kind not in ("CACHE", "IMPORT_FROM"):
                 root = ""
     return None

@@ -6,6 +6,7 @@ from fedlgm.cache import version_of
 from fedlgm.extension.loader import is_reference, source_of
 from fedlgm.training import instruction_set, models
 from simulations.config.assembly import Assembly
+from simulations.config.fingerprints import array_digest
 from simulations.config.recipe import Recipe
 from simulations.runs.rows import Provenance, Source
 from strategies.nodes import Nodes
@@ -38,9 +39,14 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
         ),
         "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
     }
+    dataset, recipe = assembly.data.dataset, assembly.recipe
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
-    dataset, recipe = assembly.data.dataset, assembly.recipe
+        source, division = recipe.data.name + recipe.data.partition, assembly.data.partition
+        if ":" in source or "folder" in source:  # it may give other rows later
+            provenance["rows"] = array_digest(
+                *dataset.parts().values(), division.order, division.offsets
+            )
     labels = getattr(assembly.data.task, "intervals", lambda: dataset.labels)()
     if dataset.columns is not None:
         provenance["columns"] = [*dataset.columns]

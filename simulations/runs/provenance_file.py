@@ -103,6 +103,10 @@ class ProvenanceFile:
                 f"{self._run} was run with other columns, in another order, or standardised "
                 "otherwise: pass the same tables"
             )
+        if "rows" in stored and not self._agrees(stored["rows"], provenance.get("rows", "")):
+            raise RunError(
+                f"{self._run} was run with other examples, or they were divided otherwise: restore the data"
+            )
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(
                 f"{self._run} was run with {stored.get('clients')}: it cannot be continued with "
@@ -149,7 +153,7 @@ class ProvenanceFile:
         """The same with keyed hashes of everything that may hold or depend on private data."""
         objects, sources = dict(provenance.get("objects", {})), dict(provenance.get("sources", {}))
         hidden, file = [what for what in objects if what != FIXED], sources.get(TRAINING_FILE)
-        if not hidden and file is None:
+        if not hidden and file is None and "rows" not in provenance:
             return provenance
         self._key_file.parent.mkdir(mode=0o700, exist_ok=True)
         with suppress(FileExistsError):  # of a run that was ended before it wrote this file
@@ -157,7 +161,10 @@ class ProvenanceFile:
         objects |= {what: self._hash_with_key(objects[what]) for what in hidden}
         if file is not None:
             sources[TRAINING_FILE] = {**file, "sha256": self._hash_with_key(file["sha256"])}
-        return {**provenance, "objects": objects, "sources": sources}
+        hashed: Provenance = {**provenance, "objects": objects, "sources": sources}
+        if "rows" in provenance:
+            hashed["rows"] = self._hash_with_key(provenance["rows"])
+        return hashed
 
     def _agrees(self, stored: str, plain: str) -> bool:
         """Whether a plain hash agrees with a stored one, which may be keyed.

@@ -270,6 +270,8 @@ class Provenance(TypedDict, total=False):
             protected.
         trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"`
             became PyTorch.
+        rows: hash of the examples and of their division, where a user's function or a folder of
+            images gives them.
     """
 
     clients: str
@@ -281,6 +283,7 @@ class Provenance(TypedDict, total=False):
     columns: list[Column]
     sites: list[str]
     trained_by: str
+    rows: str
 
 
 class FailureRow(TypedDict):

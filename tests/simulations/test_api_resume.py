@@ -15,6 +15,7 @@ from fedlgm.errors import ConfigError, FedlgmError, Notice, RunError
 from fedlgm.training import devices
 from simulations import launch
 from simulations.exports.export import export
+from simulations.runs.folder import RunFolder
 from tests.support.own_objects import (
     DATA,
     OBJECTS,
@@ -145,6 +146,33 @@ def test_data_are_recognised_by_whose_they_are_too(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="another division of the data"):
         simulations.resume(run, model=Net, data=DATA | {"users": in_blocks})
     assert simulations.resume(run, model=Net, data=DATA | {"users": by_turns})["rounds"] == 3
+
+
+OWNERS = np.arange(200) % 20
+
+
+def held() -> dict[str, Any]:
+    """A data set that a recipe names, of the owners that are current."""
+    return DATA | {"users": OWNERS.copy()}
+
+
+def test_data_that_a_recipe_names_are_recognised_by_their_rows_and_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(row: dict[str, Any]) -> None:
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    named = [f"data.name={__name__}:held", "data.partition=natural"]
+    with pytest.raises(KeyboardInterrupt):
+        simulations.simulate(overrides=[*SMALL, *named], run_dir=run, progress=stop)
+    assert RunFolder(run).provenance.read()["rows"].startswith("hmac-")
+    monkeypatch.setitem(globals(), "OWNERS", np.roll(OWNERS, 1))
+    with pytest.raises(RunError, match="other examples, or they were divided otherwise"):
+        simulations.resume(run)
+    monkeypatch.undo()
+    assert simulations.resume(run)["rounds"] == 3
 
 
 @pytest.mark.parametrize(

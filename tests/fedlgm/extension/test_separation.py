@@ -109,11 +109,55 @@ def by_local_name(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets, reduction="none")
 
 
+def by_setting(outputs: Tensor, targets: Tensor) -> Tensor:
+    torch.set_printoptions(precision=len(outputs))
+    return cross_entropy(outputs, targets, reduction="none")
+
+
 def by_import(outputs: Tensor, targets: Tensor) -> Tensor:
     from torch import nn as library
 
     library.seen_by_tests = len(outputs)  # type: ignore[attr-defined]
     return cross_entropy(outputs, targets, reduction="none")
+
+
+class Keeps:
+    """Keeps state when it is made."""
+
+    def __init__(self) -> None:
+        seen.append(1)
+
+    @classmethod
+    def another(cls) -> Keeps:
+        return cls()
+
+
+class MakesAHeldClass(Net):
+    kinds: tuple[Any, ...] = (Keeps,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kinds[0]()
+        return super().forward(x)
+
+
+class MakesAnother(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Keeps()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.another()
+        return super().forward(x)
+
+
+class MakesAgain(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = SimpleNamespace(part=self.layers[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.__init__(part=self.layers[1])  # type: ignore[misc]
+        return super().forward(x)
 
 
 class Slotted(Task):
@@ -200,10 +244,14 @@ def _own_trainer() -> None:
         ({"task": Locked()}, "all copies share lock|lock.* is|cannot be copied"),
         ({"task": holds}, "all copies share 'HOLDER' of holds, a SimpleNamespace"),
         ({"task": Slotted}, "Slotted has slots"),
+        ({"model": MakesAHeldClass}, "all copies share 'seen' of Keeps.__init__, a list"),
+        ({"model": MakesAnother}, "all copies share 'seen' of Keeps.__init__, a list"),
+        ({"model": MakesAgain}, "MakesAgain.forward uses .__init__"),
         ({"model": Named}, "Named.forward uses .__doc__"),
         ({"task": annotated}, "annotated uses .__annotations__"),
         ({"model": Weakly}, "holder is a weak reference"),
         ({"task": by_local_name}, "by_local_name writes an attribute of 'torch'"),
+        ({"task": by_setting}, "by_setting uses .set_printoptions"),
         ({"task": by_import}, "by_import writes an attribute of 'torch'"),
         ({"task": Again}, "all copies share 'seen' of Again.__init__, a list"),
         ({"task": numpys}, "numpys uses .random"),

@@ -274,7 +274,7 @@ NAN[3] = np.nan
         ),
         (
             bad_set(clients=Partition(np.array([1, 1], np.int32), np.array([0, 1, 2]))),
-            r"a sample has one owner",
+            r"name each sample once, for one client",
         ),
         (table(clients=[[0, 1], [], [2], []]), r"2 of 4 clients have no examples: 1, 3"),
         (table(clients=[[], []]), r"none of them has an example"),
