@@ -316,19 +316,18 @@ def keep_freed_memory() -> None:
     hands them out again: about 10,000 pages, a twentieth of the time, in every step of ResNet-18.
     Other C libraries are left as they are.
     """
-    if (allocator := _of_glibc("mallopt")) is not None:
-        allocator(_MMAP_THRESHOLD, 64 << 20)
-        allocator(_TRIM_THRESHOLD, 512 << 20)
+    _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
+    _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)
 
 
 def return_freed_memory() -> None:
     """Give freed memory back to the system, before processes are forked that would keep it."""
-    if (trim := _of_glibc("malloc_trim")) is not None:
-        trim(0)
+    _call_glibc("malloc_trim", 0)
 
 
-def _of_glibc(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+def _call_glibc(name: str, *arguments: int) -> None:
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), name):
+        getattr(ctypes.CDLL(None), name)(*arguments)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h

@@ -16,27 +16,25 @@ from fedlgm.training.devices import drawing
 Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
 """(round, the released model in evaluation mode) -> figures by name; round 0 is the initial
 model."""
-RESERVED = frozenset(
-    [
-        "epsilon",
-        "claimed_epsilon",
-        "audited_epsilon",
-        "attack_tpr",
-        "guarantee",
-        "noise_reproducible",
-        "noise_norm",
-        "noise_scale",
-        "released",
-        "status",
-        "reason",
-        "method",
-        "mechanism",
-        "seed",
-        "round",
-        "seconds",
-        "folder",
-    ]
-)
+RESERVED = {
+    "epsilon",
+    "claimed_epsilon",
+    "audited_epsilon",
+    "attack_tpr",
+    "guarantee",
+    "noise_reproducible",
+    "noise_norm",
+    "noise_scale",
+    "released",
+    "status",
+    "reason",
+    "method",
+    "mechanism",
+    "seed",
+    "round",
+    "seconds",
+    "folder",
+}
 """Names that tables of runs and rounds have beside metrics."""
 
 
