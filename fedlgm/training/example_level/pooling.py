@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.training.example_level.rules.rule import chunks
-from fedlgm.training.models.built import has_hooks
+from fedlgm.training.models.built import is_altered
 from fedlgm.training.stack.layers import MaxPool, pair, pairs_of
 
 
 def suits(module: nn.Module) -> bool:
     """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
-    return type(module) is nn.MaxPool2d and not has_hooks(module) and MaxPool.suits(module)
+    return type(module) is nn.MaxPool2d and not is_altered(module) and MaxPool.suits(module)
 
 
 def max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:

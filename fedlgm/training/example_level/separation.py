@@ -31,7 +31,7 @@ from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.on_batch import call_on_batch
 from fedlgm.training.example_level.passes import call_without_graph
 from fedlgm.training.example_level.rules import RULES, Rule, require_rows
-from fedlgm.training.models.built import has_hooks
+from fedlgm.training.models.built import is_altered
 
 Call = Callable[..., Any]
 """Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
@@ -55,7 +55,6 @@ _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
 """Types of PyTorch whose output for a row, an index of the first dimension, depends on that row
 alone."""
 
-_TENSORS = (Tensor, nn.Parameter)
 _ROW_WISE_NAMES = frozenset(
     ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
 )
@@ -220,9 +219,8 @@ class MappedRows(KnownLayers):
 
 
 def _is_row_wise(part: nn.Module) -> bool:
-    tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
-    if has_hooks(part) or any(type(each) not in _TENSORS for each in tensors):
-        return False  # a tensor type of its own may define what a layer computes
+    if is_altered(part):
+        return False
     if type(part) is nn.Flatten:
         return part.start_dim >= 1
     kind = type(part)

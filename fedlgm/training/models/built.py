@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from fedlgm.errors import ConfigError
@@ -106,17 +106,29 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
     return state
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module, one of its parameters or all modules together have hooks, or one of its
-    methods was replaced, such as `forward` or what `forward` calls.
+def is_altered(module: nn.Module) -> bool:
+    """Whether more than a module's class decides what the module computes: hooks of the module, of
+    its parameters or of all modules; a replaced method, such as `forward` or what it calls; or a
+    tensor of a type of its own, or in place of a parameter.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> is_altered(layer)
+        False
+        >>> layer.forward = lambda x: x - x.mean()
+        >>> is_altered(layer)
+        True
     """
     attributes, kind = vars(module), type(module)
-    replaced = any(callable(value) and hasattr(kind, name) for name, value in attributes.items())
-    of_parameters = any(value._backward_hooks for value in module.parameters(recurse=False))
+    parameters = [*module.parameters(recurse=False)]
     return (
         any(attributes[hooks] for hooks in _HOOKS)
-        or replaced
-        or of_parameters
+        or any(
+            isinstance(value, Tensor) or (callable(value) and hasattr(kind, name))
+            for name, value in attributes.items()
+        )
+        or any(value._backward_hooks or type(value) is not nn.Parameter for value in parameters)
+        or any(type(value) is not Tensor for value in module.buffers(recurse=False))
         or _has_any_global_hook()
     )
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlgm.training.inputs import Inputs
-from fedlgm.training.models.built import has_hooks
+from fedlgm.training.models.built import is_altered
 from fedlgm.training.stack import layers
 from fedlgm.training.stack.convolutions import Convolution, ProductConvolution
 from fedlgm.training.stack.tape import Memory, Tape
@@ -140,7 +140,7 @@ def is_plain_stack(module: nn.Module) -> TypeGuard[nn.Sequential]:
 
     No two layers share a parameter.
     """
-    if type(module) is not nn.Sequential or any(map(has_hooks, module.modules())):
+    if type(module) is not nn.Sequential or any(map(is_altered, module.modules())):
         return False
     parameters = [parameter for child in module for parameter in child.parameters()]
     alone = len(set(module)) == len(module) and len(set(parameters)) == len(parameters)

@@ -23,7 +23,7 @@ from fedlgm.training.example_level.rules.rule import (
     add_scaled_,
 )
 from fedlgm.training.example_level.rules.transposed import TransposedLinearRule
-from fedlgm.training.models.built import has_hooks
+from fedlgm.training.models.built import is_altered
 
 RULES: dict[type[nn.Module], type[Rule]] = {
     nn.Linear: LinearRule,
@@ -44,7 +44,7 @@ def rule_for(module: nn.Module) -> type[Rule] | None:
     """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
-    return rule if rule is not None and not has_hooks(module) and rule.suits(module) else None
+    return rule if rule is not None and not is_altered(module) and rule.suits(module) else None
 
 
 def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None:
