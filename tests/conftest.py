@@ -59,8 +59,8 @@ LONG = (
     "fedlgm_nodes/deploy/test_secure_sums.py",
     "simulations/engines/test_real_nodes.py",
     "fedlgm_nodes/deploy/test_own_data.py",
+    "simulations/projects/test_new.py",
     "docs/test_commands.py",
-    "simulations/engines/test_faults.py",
     "simulations/test_distributed_trust.py",
     "simulations/test_ten_hospitals.py",
 )

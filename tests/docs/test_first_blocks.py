@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from patience import LIMIT_S
-
-from tests.support.forked import ForkedCommand, forget
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -28,8 +24,6 @@ RUN_ELSEWHERE = {"run-real-nodes"}
 _HEAD = 20
 """Lines above which the block begins."""
 _SECONDS = 60.0
-_IMPORTS_S = 4.0
-"""Of each process: the imports that a forked one does not repeat."""
 
 
 def first_block(page: str) -> tuple[str, str, int]:
@@ -51,61 +45,26 @@ def test_a_page_begins_with_a_block_without_placeholders(page: str) -> None:
     assert not re.search(r"\b(?:RUN|DIR|FILE|KEY|FOLDER)\b|\.\.\.|^\$ ", code)
 
 
-def commands(code: str) -> list[list[str]]:
-    """The arguments of each line, if all are `fedlgm` commands that need no shell; else nothing.
-
-    Ray does not survive a fork of a process that has used it."""
-    if re.search(r"[*$|<>;&]|\bray\b", code):
-        return []
-    lines = [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
-    return [words[1:] for words in lines] if all(words[0] == "fedlgm" for words in lines) else []
-
-
-def run_forked(kind: str, code: str, folder: Path) -> list[tuple[int, str, str]]:
-    """Status and output of each command of a block or of its Python, in the folder, in processes
-    that import the library afresh. What it imports is there: to import that takes seconds.
-
-    A block that needs a shell gives an empty list."""
-
-    def enter() -> None:
-        os.chdir(folder)
-        sys.path.insert(0, "")
-        forget()
-
-    def run_code() -> None:
-        exec(compile(code, "block.py", "exec"), {"__name__": "__main__"})
-
-    def run_command() -> None:
-        import_module("simulations.entry").main()
-
-    python = kind == "python"
-    ended = []
-    for number, arguments in enumerate([[]] if python else commands(code)):
-        said, main = folder.with_name(f"said-{number}"), run_code if python else run_command
-        ended.append(ForkedCommand(said, *arguments, before=enter, main=main).end())
-        if ended[-1][0]:
-            break
-    return ended
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(PAGES.keys() - RUN_ELSEWHERE))
 def test_the_block_runs(page: str, short_path: Path) -> None:
     """Its processor time is bounded: the wall time depends on what else runs."""
     kind, code, _ = first_block(page)
-    folder = short_path / "empty"
-    folder.mkdir()
-    start, begun = os.times(), time.monotonic()
-    ended = run_forked(kind, code, folder)
-    if not ended:
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-c", code] if kind == "python" else ["bash", "-e", "-c", code]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    start = os.times()
+    begun = time.monotonic()
+    try:
         done = subprocess.run(
-            ["bash", "-e", "-c", code], cwd=folder, capture_output=True, text=True, check=False,
-            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}, timeout=LIMIT_S,
+            command, cwd=short_path, env=environment, capture_output=True, text=True, check=False,
+            timeout=LIMIT_S,
         )  # fmt: skip
-        ended = [(done.returncode, done.stdout, done.stderr)]
-    status, out, err = ended[-1]
-    assert status == 0, err or out
+    finally:
+        if (short_path / "lab").is_dir():  # a deployment, whose processes go on
+            down = [sys.executable, "-m", "simulations.cli", "deploy", "down", "lab"]
+            subprocess.run(down, cwd=short_path, env=environment, check=True)
+    assert done.returncode == 0, done.stderr or done.stdout
     end = os.times()
     used = end.children_user + end.children_system - start.children_user - start.children_system
-    assert min(used, time.monotonic() - begun) < _SECONDS - _IMPORTS_S * len(ended)
+    assert min(used, time.monotonic() - begun) < _SECONDS
