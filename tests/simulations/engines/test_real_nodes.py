@@ -227,7 +227,7 @@ def recipe(tmp_path_factory) -> Path:
         "clients": CLIENTS,
         "rounds": 2,
         "rate": 1.0,
-        "round_timeout": 45.0,  # all of it passes in the second round: client 2 answers another one
+        "round_timeout": 75.0,  # all of it passes in the second round: client 2 answers another one
         "wait_for_nodes": 300.0,
     }
     raw["data"]["partition"] = "iid"
