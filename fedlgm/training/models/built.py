@@ -129,7 +129,7 @@ def is_altered(module: nn.Module) -> bool:
         )
         or any(value._backward_hooks or type(value) is not nn.Parameter for value in parameters)
         or any(type(value) is not Tensor for value in module.buffers(recurse=False))
-        or _has_any_global_hook()
+        or bool(_has_any_global_hook())
     )
 
 
