@@ -11,7 +11,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from simulations import cli
@@ -21,22 +20,20 @@ _fork = multiprocessing.get_context("fork")
 OWN = ("fedlgm", "clients", "strategies", "simulations", "fedlgm_nodes", "fedlgm_lab", "tests")
 
 
-def forget(*others: str) -> None:
-    """Let the library be imported again in this process, and these packages."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in {*OWN, *others}:
-            del sys.modules[name]
-
-
 def run_afresh(program: str, *forgotten: str) -> tuple[int, str]:
     """Status and output of a program in a process that has not imported the library yet, nor these
     packages. Those that the library imports are there: to import them takes seconds."""
+
+    def forget() -> None:
+        for name in list(sys.modules):
+            if name.partition(".")[0] in {*OWN, *forgotten}:
+                del sys.modules[name]
 
     def run() -> None:
         exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 
     with tempfile.TemporaryDirectory() as folder:
-        command = ForkedCommand(Path(folder) / "said", before=partial(forget, *forgotten), main=run)
+        command = ForkedCommand(Path(folder) / "said", before=forget, main=run)
         status, out, err = command.end()
     return status, out + err
 
