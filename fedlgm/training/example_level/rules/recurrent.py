@@ -88,24 +88,27 @@ class LstmRule(Rule):
 
     @override
     def keep(self, use: Use) -> Kept:
-        places, kept = list[list[int]](), list[Kept]()
-        for part, of_part in zip(self._parts, self._through_time(use), strict=True):
-            part.parameters = [key for key in part.names if part.names[key] in self.parameters]
-            if part.parameters:
-                places.append([self.parameters.index(part.names[key]) for key in part.parameters])
-                kept.append(part.keep(of_part))
-        return _KeptParts(kept, places)
+        parts = self._trained_parts(use)
+        places = [[self.parameters.index(name) for name in names] for _, names, _ in parts]
+        return _KeptParts([part.keep(of_part) for part, _, of_part in parts], places)
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
         gradients = dict[str, Tensor]()
+        for part, names, of_part in self._trained_parts(use):
+            gradients |= zip(names, part.instantiate(of_part), strict=True)
+        return [gradients[name] for name in self.parameters]
+
+    def _trained_parts(self, use: Use) -> list[tuple[_Part, list[str], Use]]:
+        """The parts with trained parameters, these parameters' names in the module, and the parts'
+        uses.
+        """
+        parts = list[tuple[_Part, list[str], Use]]()
         for part, of_part in zip(self._parts, self._through_time(use), strict=True):
-            part.parameters = [key for key in part.names if part.names[key] in self.parameters]
-            gradients |= {
-                part.names[key]: gradient
-                for key, gradient in zip(part.parameters, part.instantiate(of_part), strict=True)
-            }
-        return [gradients[key] for key in self.parameters]
+            part.parameters = [key for key, name in part.names.items() if name in self.parameters]
+            if part.parameters:
+                parts.append((part, [part.names[key] for key in part.parameters], of_part))
+        return parts
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Sequences [n, T, in], and the states and cells of all layers to begin with, [n, 2 layers,
@@ -194,12 +197,12 @@ class _KeptParts(Kept):
 
     def __init__(self, kept: Sequence[Kept], places: Sequence[Sequence[int]]) -> None:
         self._kept, self._places = kept, places
-        found = {
+        squares = {
             place: square
-            for each, own in zip(kept, places, strict=True)
-            for place, square in zip(own, each.squares, strict=True)
+            for each, of_part in zip(kept, places, strict=True)
+            for place, square in zip(of_part, each.squares, strict=True)
         }
-        self.squares = [found[place] for place in sorted(found)]
+        self.squares = [squares[place] for place in sorted(squares)]
 
     @override
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
