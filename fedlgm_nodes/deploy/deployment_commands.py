@@ -263,7 +263,9 @@ def up(
     processes.up(_open(folder), _say)
     _print_lines(_endings(_open(folder)))
     if supervise:
-        processes.Supervisor(_open(folder), _say).run()
+        from fedlgm_nodes.deploy.restarts import Supervisor
+
+        Supervisor(_open(folder), _say).run()
 
 
 @app.command()
@@ -280,14 +282,14 @@ def status(
     The exit status is 1 if a process that `up` started has ended or is stopped, or if the SuperLink
     does not answer.
     """
-    from fedlgm_nodes.deploy import processes
+    from fedlgm_nodes.deploy import deployment_status
 
     if watch:
         from fedlgm_nodes.deploy import health
 
         look = partial(health.look_at_deployment, _open(folder))
         health.watch(look, every=every, address=metrics, command=alert_command)
-    report = processes.status(_open(folder))
+    report = deployment_status.status(_open(folder))
     if as_json:
         print_json(report)
     else:
@@ -307,7 +309,7 @@ def _endings(folder: DeploymentFolder) -> list[str]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    """Print what `processes.status` has found."""
+    """Print what `deployment_status.status` has found."""
     from clients.flower_private import HEARTBEAT_S
     from fedlgm_nodes.server.round import join_names
 

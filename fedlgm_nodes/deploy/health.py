@@ -201,10 +201,11 @@ class NodeLook:
 
 def look_at_deployment(folder: DeploymentFolder) -> Health:
     """What is found at the server, and at the nodes on this machine."""
-    from fedlgm_nodes.deploy import processes
+    from fedlgm_nodes.deploy.deployment_status import status
+    from fedlgm_nodes.deploy.process_faults import faults
 
-    report, health = processes.status(folder), Health()
-    health.faults |= processes.faults(folder)
+    report, health = status(folder), Health()
+    health.faults |= faults(folder)
     health.ready = report["superlink"]
     if not health.ready:
         health.faults.setdefault("superlink", f"the SuperLink: {report['problem']}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
-from fedlgm_nodes.deploy.processes import faults
+from fedlgm_nodes.deploy.process_faults import faults
 from fedlgm_nodes.deploy.registration import Registration, number, registered_runs
 from fedlgm_nodes.deploy.server_entry import (
     ENDED,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import process_record
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import stopped_fault
-from simulations.engines.flower_processes import is_alive
+from fedlgm_nodes.deploy.process_faults import Look, ended_fault
+from simulations.engines.flower_processes import is_alive, started_under
 from simulations.runs.folder import RunFolder
 
 _LOOK_S = 1.0
@@ -35,17 +38,15 @@ class Watch:
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
-        self._folder, self._look = folder, processes.Look(folder, say)
+        self._folder, self._look = folder, Look(folder, say)
         self.target: RunFolder | None = None
         """The run's folder, once there is one."""
         self._say, self._told, self._looked = say, set[str](), 0.0
-        self._superlink = processes.superlink(folder)
+        self._superlink = superlink_of(folder)
         family = self._family()
-        self._starters = [
-            process for process in family if processes.is_called(process, "flower-superexec")
-        ]
+        self._starters = [process for process in family if is_called(process, "flower-superexec")]
         link = self._superlink
-        if link is not None and not self._starters and processes.starts_apps(link):
+        if link is not None and not self._starters and _starts_apps(link):
             raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
         self._others = set(family)  # ServerApps of other runs among them
         self._app: psutil.Process | None = None
@@ -64,9 +65,7 @@ class Watch:
             return
         link = self._superlink
         if link is not None and not is_alive(link):
-            raise KilledError(
-                f"{processes.ended_fault('superlink', link.pid, self._folder)}; then {RESUMES}"
-            )
+            raise KilledError(f"{ended_fault('superlink', link.pid, self._folder)}; then {RESUMES}")
         if "superlink" not in self._look() and link is not None:
             self._tell(stopped_fault("superlink", link))
         for starter in self._starters:
@@ -130,3 +129,40 @@ def killed_message(pid: int | None) -> str:
     """What became of a run's server process that left no error, and what to do."""
     number = "" if pid is None else f" (process {pid})"
     return f"the run's server process{number} has ended without an error, for example because it was killed; {RESUMES}"
+
+
+def superlink_of(folder: DeploymentFolder) -> psutil.Process | None:
+    """The SuperLink on this machine, whoever started it; None if there is none that this user can
+    see.
+    """
+    readable = os.access(folder.processes_file, os.R_OK)
+    if (
+        process := process_record.alive(
+            process_record.known(folder) if readable else process_record.find_marked(folder)
+        ).get("superlink")
+    ) is not None:
+        return process
+    return next(
+        (
+            candidate
+            for candidate in started_under(folder.flower_home)
+            if is_called(candidate, "flower-superlink")
+        ),
+        None,
+    )
+
+
+def is_called(process: psutil.Process, command: str) -> bool:
+    """Whether a process was started by the name of this command of Flower's and has not ended."""
+    with suppress(psutil.Error):
+        return is_alive(process) and any(
+            Path(word).name == command for word in process.cmdline()[:2]
+        )
+    return False
+
+
+def _starts_apps(link: psutil.Process) -> bool:
+    """Whether a SuperLink runs whose start script leaves it to start its own SuperExec."""
+    with suppress(psutil.Error):
+        return is_called(link, "flower-superlink") and "--isolation" not in link.cmdline()
+    return False

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm_nodes.deploy import certificates, processes, submit
+from fedlgm_nodes.deploy import certificates, deployment_status, submit
 from fedlgm_nodes.deploy.create import create, enrol, secure_sums
 from fedlgm_nodes.deploy.deployment_commands import app
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
@@ -405,6 +405,6 @@ def test_a_certificate_of_another_time_is_named(tmp_path, monkeypatch, ahead, da
                 RunError, match=rf"SuperLink at .* \({reason}\): if this machine's clock is right"
             ):
                 Flower(folder).healthy()
-            assert reason in processes.status(folder)["problem"]
+            assert reason in deployment_status.status(folder)["problem"]
         finally:
             web.shutdown()

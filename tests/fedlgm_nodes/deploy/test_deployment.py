@@ -18,7 +18,7 @@ from diverging import install
 from patience import LIMIT_S, wait_until
 
 from fedlgm.errors import DivergedError
-from fedlgm_nodes.deploy import certificates, processes, submit
+from fedlgm_nodes.deploy import certificates, process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
@@ -189,7 +189,7 @@ def test_a_run_that_the_nodes_budgets_do_not_carry_is_refused_before_its_first_r
 
 
 def test_a_run_completes_without_a_node_whose_key_is_broken(real, tmp_path):
-    node, supernode = real.node("node1"), processes._running(real)["node1-supernode"]
+    node, supernode = real.node("node1"), process_record.running(real)["node1-supernode"]
     supernode.terminate()
     supernode.wait(LIMIT_S)
     kept = node.flower_key.read_bytes()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from patience import LIMIT_S, wait_until
 
-from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import deployment_status, process_record, processes, watch
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import REPORT, NodesRecord
@@ -51,14 +51,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeploymentFolder]:
 
 def _pid(folder: DeploymentFolder, role: str) -> int:
     """The process of a role, or of a command of Flower's that the SuperLink starts."""
-    if role in (known := processes._read_record(folder)):
+    if role in (known := process_record.read(folder)):
         return known[role][0]
     found: list[psutil.Process] = []
 
     def started() -> bool:
-        found[:] = [
-            one for one in started_under(folder.flower_home) if processes.is_called(one, role)
-        ]
+        found[:] = [one for one in started_under(folder.flower_home) if watch.is_called(one, role)]
         return bool(found)
 
     wait_until(started, every=0.2)
@@ -158,13 +156,15 @@ def test_processes_that_are_stopped_or_killed_are_named_and_the_run_goes_on(
 def test_after_a_power_cut_everything_comes_up(lab: DeploymentFolder) -> None:
     """Also the processes that were killed before it. A SuperLink refuses a SuperNode that went
     without a word for half a minute, as one that is connected twice."""
-    ours = list(processes._running(lab).values())
+    ours = list(process_record.running(lab).values())
     for process in ours:
         process.kill()
     psutil.wait_procs(ours)
     said: list[str] = []
     processes.up(lab, said.append)
-    assert all(node["service"] and node["online"] for node in processes.status(lab)["nodes"])
+    assert all(
+        node["service"] and node["online"] for node in deployment_status.status(lab)["nodes"]
+    )
     assert "can run code as this user" in said[-1]
 
 
@@ -179,7 +179,7 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_and_costs_the_nodes_nothing_
         status, lines = run_under(lab, [Strike(role, signal.SIGKILL, "round", RESUMES)], seed=2)
         assert status == 2, lines
         assert any("continuing" in line for line in lines)
-    assert "superlink" not in processes._running(lab)
+    assert "superlink" not in process_record.running(lab)
     processes.up(lab)
     status, lines = run_under(lab, seed=2)
     assert status == 0, lines

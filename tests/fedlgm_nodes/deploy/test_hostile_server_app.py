@@ -20,7 +20,7 @@ import psutil
 import pytest
 from patience import LIMIT_S, wait_until
 
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
@@ -202,7 +202,7 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
     }
     attack = {
         "lab": str(lab.path),
-        "signer": processes._read_record(lab)["signer"][0],
+        "signer": process_record.read(lab)["signer"][0],
         "out": str(out),
         "question": question,
     }
@@ -225,7 +225,7 @@ def test_a_hostile_server_app_takes_no_key_and_has_nothing_signed(lab, place, tm
 def test_other_machines_reach_what_supernodes_call_and_nothing_else(lab, tmp_path):
     """The node is connected this way; whoever tries more is refused by the proxy, and there is no
     other way in."""
-    settings, roles = lab.settings(), processes._running(lab)
+    settings, roles = lab.settings(), process_record.running(lab)
     assert Flower(lab).online() == 1
     listening = {
         (role, address.laddr.ip)

@@ -16,7 +16,7 @@ from cryptography import x509
 from typer.testing import CliRunner
 
 from fedlgm.errors import ConfigError, RunError
-from fedlgm_nodes.deploy import certificates, processes, submit
+from fedlgm_nodes.deploy import certificates, process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_commands import app
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
@@ -223,7 +223,7 @@ def test_a_federation_that_lives_on(tmp_path, monkeypatch):
         assert result["rounds"] == 1
         assert any("round 1: 2 nodes asked" in line for line in lines), lines
         remove(folder, "node0")
-        assert not [role for role in processes._running(folder) if role.startswith("node0")]
+        assert not [role for role in process_record.running(folder) if role.startswith("node0")]
         lines.clear()
         result = submit.run(folder, recipe, say=lines.append)  # client 1
         assert result["rounds"] == 1

@@ -20,7 +20,13 @@ from flwr.supercore.error import ApiErrorCode
 
 from fedlgm.errors import RunError
 from fedlgm_nodes.deploy import deployment_commands as commands
-from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import (
+    deployment_status,
+    process_faults,
+    process_record,
+    processes,
+    restarts,
+)
 from fedlgm_nodes.deploy.deployment_folder import DeployedNode, DeploymentFolder, Settings
 from fedlgm_nodes.deploy.flower_cli import Flower
 from simulations.engines import flower_command
@@ -42,8 +48,8 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(
 ) -> None:
     """A service that was killed a moment before `up` looked; `up` waited five minutes for it."""
     started: list[str] = []
-    processes._start(folder, "node0-service", {}, [])
-    found = processes._running(folder)
+    processes.start(folder, "node0-service", {}, [])
+    found = process_record.running(folder)
     first = found["node0-service"]
     first.kill()
     psutil.wait_procs([first], timeout=10)
@@ -53,10 +59,10 @@ def test_what_was_about_to_end_when_it_was_found_running_is_started(
             found,
             started,
             "the service",
-            lambda: "node0-service" in processes._running(folder),
+            lambda: "node0-service" in process_record.running(folder),
         )
         assert started == ["node0-service"]
-        assert processes._running(folder)["node0-service"].pid != first.pid
+        assert process_record.running(folder)["node0-service"].pid != first.pid
     finally:
         processes._stop(folder, ["node0-service"])
     assert json.loads(folder.processes_file.read_text()) == {}
@@ -68,13 +74,13 @@ def test_a_clock_that_is_set_changes_no_process(
 ) -> None:
     """The time of day at which the machine started follows its clock, and with it that of every
     process."""
-    processes._start(folder, "node0-service", {}, [])
-    (running,) = processes._running(folder).values()
+    processes.start(folder, "node0-service", {}, [])
+    (running,) = process_record.running(folder).values()
     real = psutil._psplatform.boot_time
     try:
         monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: real() + jump)
-        assert [one.pid for one in processes._running(folder).values()] == [running.pid]
-        assert [pid for pid, *_ in processes._find_marked(folder).values()] == [running.pid]
+        assert [one.pid for one in process_record.running(folder).values()] == [running.pid]
+        assert [pid for pid, *_ in process_record.find_marked(folder).values()] == [running.pid]
         assert psutil.Process(running.pid).create_time() == pytest.approx(
             running.create_time() + jump, abs=1
         )
@@ -84,8 +90,8 @@ def test_a_clock_that_is_set_changes_no_process(
 
 def test_what_was_started_here_and_ended_is_an_error(folder: DeploymentFolder) -> None:
     started: list[str] = []
-    processes._start(folder, "node0-service", {}, started)
-    processes._running(folder)["node0-service"].kill()
+    processes.start(folder, "node0-service", {}, started)
+    process_record.running(folder)["node0-service"].kill()
     (folder.logs / "node0-service.log").write_text("started\nerror: there is no data\n")
     with pytest.raises(RunError, match=r"^node0-service ended: there is no data$"):
         processes._wait(folder, {}, started, "the service", lambda: False)
@@ -122,7 +128,7 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
     log, role = folder.logs / "node0-supernode.log", "node0-supernode"
     folder.logs.mkdir()
     log.write_text("INFO : SuperNode ID: 6\n")
-    processes._start(folder, role, {}, [])
+    processes.start(folder, role, {}, [])
     try:
         with log.open("a") as end:
             end.write(
@@ -130,7 +136,7 @@ def test_a_supernode_states_its_id_at_the_head_of_its_log(folder: DeploymentFold
                 + "INFO : a round\n" * 100_000
                 + "INFO : SuperNode ID: 666\n"
             )
-        assert processes._node_id(folder, role) == "7"
+        assert process_record.node_id(folder, role) == "7"
     finally:
         processes._stop(folder, [role])
 
@@ -160,25 +166,25 @@ def test_processes_are_found_without_their_record(folder: DeploymentFolder, lost
         if lost:
             folder.processes_file.unlink()
         else:
-            known = processes._read_record(folder)
-            processes._record(
+            known = process_record.read(folder)
+            process_record.write(
                 folder,
                 {role: (pid, born - 3600, since) for role, (pid, born, since) in known.items()},
             )
 
     roles = ["signer", "node0-service"]
     for role in roles:
-        processes._start(folder, role, {}, [])
-    running = processes._running(folder)
-    kept = processes._read_record(folder)
+        processes.start(folder, role, {}, [])
+    running = process_record.running(folder)
+    kept = process_record.read(folder)
     lose()
     try:
-        assert processes._running(folder) == {}
-        assert processes._all_running(folder) == running
-        processes._record(folder, processes._find_marked(folder))
-        assert processes._read_record(folder) == kept
+        assert process_record.running(folder) == {}
+        assert process_record.all_running(folder) == running
+        process_record.write(folder, process_record.find_marked(folder))
+        assert process_record.read(folder) == kept
         lose()
-        assert processes._find_marked(DeploymentFolder(folder.path / "another")) == {}
+        assert process_record.find_marked(DeploymentFolder(folder.path / "another")) == {}
         assert processes.down(folder) == 2
         assert not any(
             process.is_running() and process.status() != "zombie" for process in running.values()
@@ -197,15 +203,15 @@ def test_a_child_is_not_taken_for_its_parent(
     script.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
     script.chmod(0o700)
     monkeypatch.setattr(processes, "_script", lambda folder, role: script)
-    processes._start(folder, "superlink", {}, [])
-    parent = processes._running(folder)["superlink"]
+    processes.start(folder, "superlink", {}, [])
+    parent = process_record.running(folder)["superlink"]
     while not (children := parent.children()):
         time.sleep(0.01)
     try:
-        assert processes._find_marked(folder)["superlink"][0] == parent.pid
+        assert process_record.find_marked(folder)["superlink"][0] == parent.pid
         parent.kill()
         psutil.wait_procs([parent], timeout=10)
-        assert processes._all_running(folder) == {}
+        assert process_record.all_running(folder) == {}
     finally:
         for child in children:
             child.kill()
@@ -221,12 +227,12 @@ def test_the_variable_of_a_stranger_is_ignored(
 ) -> None:
     if user is not None and os.getuid() != 0:
         pytest.skip("only root starts processes of other users")
-    text = f'export {processes._MARK}="{value.format(path=folder.path)}"; exec sleep 60'
+    text = f'export {process_record.MARK}="{value.format(path=folder.path)}"; exec sleep 60'
     with subprocess.Popen(["/bin/sh", "-c", text], user=user, cwd="/") as stranger:
         try:
             while psutil.Process(stranger.pid).name() != "sleep":
                 time.sleep(0.01)
-            assert processes._find_marked(folder) == {}
+            assert process_record.find_marked(folder) == {}
         finally:
             stranger.kill()
 
@@ -240,7 +246,7 @@ def test_a_process_that_cannot_be_recorded_is_ended(
     def fails(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(processes, "write_durably", fails)
+    monkeypatch.setattr(process_record, "write_durably", fails)
     kind, says = (
         RunError,
         r"^the record of processes .*processes\.json cannot be written: the disk is full; free some space$",
@@ -248,8 +254,8 @@ def test_a_process_that_cannot_be_recorded_is_ended(
     if isinstance(error, KeyboardInterrupt):
         kind, says = KeyboardInterrupt, "^$"
     with pytest.raises(kind, match=says):
-        processes._start(folder, "node0-service", {}, [])
-    assert processes._find_marked(folder) == {}
+        processes.start(folder, "node0-service", {}, [])
+    assert process_record.find_marked(folder) == {}
 
 
 def test_a_killed_supernode_is_told_from_a_connected_one(
@@ -276,9 +282,11 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     settings = Settings(host="127.0.0.1", port=1004, nodes=nodes)
     monkeypatch.setattr(DeploymentFolder, "settings", lambda folder: settings)
     monkeypatch.setattr(DeploymentFolder, "open", lambda path: folder)
-    monkeypatch.setattr(processes, "Flower", Listing)
+    monkeypatch.setattr(deployment_status, "Flower", Listing)
     monkeypatch.setattr(
-        processes, "hello", lambda folder, name: {"ok": False, "why": "its ledger was rolled back"}
+        deployment_status,
+        "hello",
+        lambda folder, name: {"ok": False, "why": "its ledger was rolled back"},
     )
     folder.logs.mkdir()
     for name, node in (
@@ -292,8 +300,8 @@ def test_a_killed_supernode_is_told_from_a_connected_one(
     running = dict.fromkeys(
         ("node0-supernode", "node1-supernode", "node1-service"), psutil.Process()
     )
-    monkeypatch.setattr(processes, "_all_running", lambda folder: running)
-    found = [(node["online"], node["since"]) for node in processes.status(folder)["nodes"]]
+    monkeypatch.setattr(process_record, "all_running", lambda folder: running)
+    found = [(node["online"], node["since"]) for node in deployment_status.status(folder)["nodes"]]
     assert found == [(True, "2026-11-26 13:37:57Z")] * 2 + [
         (False, "2026-11-26 13:39:37Z"),
         (None, None),
@@ -365,10 +373,10 @@ def test_up_names_a_superlink_that_is_killed_while_flower_is_asked(
     monkeypatch.setattr(processes, "_answers", lambda *_: True)
     nodeless.registered_file.parent.mkdir(exist_ok=True)
     nodeless.registered_file.write_text("node0")
-    processes._start(nodeless, "node0-supernode", {}, [])
+    processes.start(nodeless, "node0-supernode", {}, [])
 
     def kill() -> None:
-        killed.append(processes._running(nodeless)["superlink"])
+        killed.append(process_record.running(nodeless)["superlink"])
         killed[0].kill()
 
     monkeypatch.setattr(Flower, "healthy", lambda flower: True)
@@ -393,8 +401,8 @@ def test_up_names_a_process_that_is_stopped(
     nodeless: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waited for five minutes in silence."""
-    processes._start(nodeless, "superlink", {}, [])
-    link = processes._running(nodeless)["superlink"]
+    processes.start(nodeless, "superlink", {}, [])
+    link = process_record.running(nodeless)["superlink"]
     link.suspend()
     monkeypatch.setattr(Flower, "healthy", lambda flower: link.status() != psutil.STATUS_STOPPED)
     monkeypatch.setattr(Flower, "online", lambda flower: 0)
@@ -419,9 +427,9 @@ def test_status_lists_what_has_ended_or_is_stopped(
     monkeypatch.setattr(Flower, "healthy", lambda flower: True)
     monkeypatch.setattr(Flower, "nodes", lambda flower: {})
     for role in ("superlink", "signer", "node0-service"):
-        processes._start(nodeless, role, {}, [])
+        processes.start(nodeless, role, {}, [])
     commands.status(nodeless.path)
-    running = processes._running(nodeless)
+    running = process_record.running(nodeless)
     running["node0-service"].suspend()
     running["signer"].kill()
     psutil.wait_procs([running["signer"]], timeout=10)
@@ -446,14 +454,14 @@ def test_a_supernode_that_is_refused_for_half_a_minute_is_one_sentence(
 ) -> None:
     """`deploy run` said "has ended" again for each process that `up` had started meanwhile."""
     role, said, started = "node0-supernode", list[str](), list[str]()
-    look = processes.Look(folder, said.append)
+    look = process_faults.Look(folder, said.append)
     for attempt in range(3):
-        processes._start(folder, role, {}, started)
-        process = processes._running(folder)[role]
+        processes.start(folder, role, {}, started)
+        process = process_record.running(folder)[role]
         look()
         if attempt:
             with (folder.logs / f"{role}.log").open("a") as log:
-                log.write(f"Error {processes._STILL_CONNECTED}\n")
+                log.write(f"Error {process_faults._STILL_CONNECTED}\n")
         process.kill()
         psutil.wait_procs([process], timeout=10)
         look()
@@ -467,11 +475,11 @@ def test_a_supervisor_starts_again_what_ends(
 ) -> None:
     """And says it once; what `down` has stopped stays so."""
     role, said = "node0-service", list[str]()
-    processes._start(folder, role, {}, [])
-    supervisor = processes.Supervisor(folder, said.append)
+    processes.start(folder, role, {}, [])
+    supervisor = restarts.Supervisor(folder, said.append)
     pids = set()
     for _ in range(3):
-        process = processes._running(folder)[role]
+        process = process_record.running(folder)[role]
         pids.add(process.pid)
         process.kill()
         psutil.wait_procs([process], timeout=10)
@@ -480,39 +488,39 @@ def test_a_supervisor_starts_again_what_ends(
     assert len(said) == 1
     assert "is started again" in said[0]
     supervisor()  # it runs
-    process = processes._running(folder)[role]
+    process = process_record.running(folder)[role]
     process.kill()
     psutil.wait_procs([process], timeout=10)
     supervisor()
     assert len(said) == 2
     processes.down(folder)
     supervisor()
-    assert processes._running(folder) == {}
+    assert process_record.running(folder) == {}
 
 
 def test_a_log_is_rotated_while_its_process_writes(
     folder: DeploymentFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SuperNode's id, at the head of its log, is kept, and so are the last lines."""
-    monkeypatch.setattr(processes, "_LARGEST_LOG", 1000)
+    monkeypatch.setattr(restarts, "_LARGEST_LOG", 1000)
     role, log = "node0-supernode", folder.logs / "node0-supernode.log"
     folder.logs.mkdir()
     log.write_text("an earlier start\n")
-    processes._start(folder, role, {}, [])
-    supervisor = processes.Supervisor(folder, print)
+    processes.start(folder, role, {}, [])
+    supervisor = restarts.Supervisor(folder, print)
     try:
         with log.open("a", buffering=1) as output:
             output.write("INFO : SuperNode ID: 7\n")
             for number in range(3):
                 supervisor()
-                assert processes._node_id(folder, role) == "7"
+                assert process_record.node_id(folder, role) == "7"
                 output.write(f"round {number}\n" + "x" * 1000 + "\n")
             supervisor()
             output.write("the last line\n")
         assert log.stat().st_size < 1000
         assert log.read_text().endswith("the last line\n")
         assert "round 2" in log.with_name("node0-supernode.log.1").read_text()
-        processes._record(folder, processes._known(folder))
-        assert processes._node_id(folder, role) == "7"
+        process_record.write(folder, process_record.known(folder))
+        assert process_record.node_id(folder, role) == "7"
     finally:
         processes._stop(folder, [role])

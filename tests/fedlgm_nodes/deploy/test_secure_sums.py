@@ -19,7 +19,7 @@ import pytest
 from patience import LIMIT_S
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import ATTEMPT, REPORT
 from simulations import launch
@@ -96,7 +96,7 @@ def killed_processes_cost_nobody_a_second_charge(
     rounds = 3
     changed = [*CHANGED[:3], f"federation.rounds={rounds}", f"privacy.max_participations={rounds}",
                "privacy.epsilon=0.5", f"deployment.offline_seconds={LIMIT_S}"]  # fmt: skip
-    service = processes._read_record(folder)["node1-service"][0]
+    service = process_record.read(folder)["node1-service"][0]
     killed = list[int]()
 
     def kill_service() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.supervision import server_processes
@@ -163,7 +163,7 @@ def test_a_restricted_node_answers_a_restricted_server(lab: DeploymentFolder) ->
     with lab.node("node0").service.ledger(readonly=True) as ledger:
         assert len(ledger.rows()) == 1
     ours = os.readlink("/proc/self/ns/net")
-    for role, (pid, *_) in processes._read_record(lab).items():
+    for role, (pid, *_) in process_record.read(lab).items():
         process = Path("/proc") / str(pid)
         alone = role in ("node0-service", "signer")
         assert (os.readlink(process / "ns" / "net") != ours) == alone

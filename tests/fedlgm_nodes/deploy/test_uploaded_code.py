@@ -19,7 +19,7 @@ import pytest
 from patience import LIMIT_S
 
 from fedlgm.errors import RunError
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
@@ -168,7 +168,7 @@ def test_uploaded_code_reaches_nothing_of_the_node(lab, tmp_path):
     (app / "pyproject.toml").write_text(
         text.replace('deployment = ""', 'attack = ""').replace("fedlgm-nodes", "evil")
     )
-    service = processes._read_record(lab)["node0-service"][0]
+    service = process_record.read(lab)["node0-service"][0]
     given = {"node": str(lab.node("node0").path), "service": service, "out": str(out)}
     (tmp_path / "attack.json").write_text(json.dumps(given))
     (tmp_path / "config.toml").write_text(f'attack = "{tmp_path / "attack.json"}"\n')

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from simulations.config import recipe as recipes
@@ -103,7 +103,7 @@ def test_a_node_of_three_users_answers(lab):
     with lab.node("node0").service.ledger(readonly=True) as ledger:
         assert len(ledger.rows()) == 1
     for role, user in (("service", "fl-data"), ("supernode", "fl-node"), ("executor", "fl-app")):
-        process = psutil.Process(processes._read_record(lab)[f"node0-{role}"][0])
+        process = psutil.Process(process_record.read(lab)[f"node0-{role}"][0])
         assert set(process.uids()) == {USERS[user]}
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from patience import wait_until
 
-from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import process_record, processes
 from fedlgm_nodes.deploy import watch as watching
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.watch import KilledError, Watch
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployme
     )
     made = DeploymentFolder(tmp_path)
     for role in ("superlink", "node1-service"):
-        processes._start(made, role, {}, [])
+        processes.start(made, role, {}, [])
     wait_until(lambda: _called(made, "flower-superexec"))
     yield made
     of_stubs = set()  # with those whose parents the test has killed
@@ -59,9 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployme
 
 
 def _called(folder: DeploymentFolder, command: str) -> list[psutil.Process]:
-    link = processes.superlink(folder)
+    link = watching.superlink_of(folder)
     family = [] if link is None else [link, *link.children(recursive=True)]
-    return [one for one in family if processes.is_called(one, command)]
+    return [one for one in family if watching.is_called(one, command)]
 
 
 def _named(watch: Watch, condition: Callable[[], object]) -> None:
@@ -80,7 +80,7 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
     watch = Watch(folder, lines.append)
     assert lines == []
     for killed in (1, 2):
-        pid = processes._read_record(folder)["node1-service"][0]
+        pid = process_record.read(folder)["node1-service"][0]
         os.kill(pid, signal.SIGKILL)
         _named(watch, lambda killed=killed: len(lines) == killed)
         assert lines[-1] == (
@@ -91,7 +91,7 @@ def test_a_nodes_killed_process_is_named_once_and_again_if_its_successor_is_kill
             watch._looked = 0.0
             watch.look()
         assert len(lines) == killed
-        processes._start(folder, "node1-service", {}, [])
+        processes.start(folder, "node1-service", {}, [])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_stopped_process_is_named_before_the_first_round(
     watch = Watch(folder, lines.append)
     (folder.path / "begin").write_text("\n")
     wait_until(lambda: _called(folder, "flwr-serverapp"))
-    known = processes._read_record(folder)
+    known = process_record.read(folder)
     pid = known[role][0] if role in known else _called(folder, role)[0].pid
     os.kill(pid, signal.SIGSTOP)
     _named(watch, lambda: lines)
@@ -129,7 +129,7 @@ def test_a_killed_process_of_the_server_ends_the_run(
 
 def test_a_superlink_that_systemd_has_started_is_watched(folder: DeploymentFolder) -> None:
     """It has neither a record nor the variable of `up`."""
-    end(with_children(processes._running(folder)["superlink"]))
+    end(with_children(process_record.running(folder)["superlink"]))
     environment = os.environ | {"FLWR_HOME": str(folder.flower_home)}
     with subprocess.Popen([folder.path / "flower-superlink"], env=environment) as started:
         wait_until(lambda: _called(folder, "flower-superexec"))

@@ -1,0 +1,77 @@
+"""Faults of a deployment's processes on this machine: which have ended, are stopped, or are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from fedlgm_nodes.deploy import process_record
+from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
+from fedlgm_nodes.deploy.listening import stopped_fault
+
+_STILL_CONNECTED = "[code: 2004]"
+"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a
+kill."""
+
+
+class Look:
+    """Names processes that `up` started on this machine and that have ended or are stopped.
+
+    Args:
+        folder: the deployment's folder.
+        say: called with a line for each of them.
+    """
+
+    def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
+        self._folder, self._say, self._told = folder, say, set[str]()
+
+    def __call__(self) -> dict[str, str]:
+        """Role -> fault and remedy; each is reported once."""
+        found = faults(self._folder)
+        for fault in found.values():
+            if fault not in self._told:
+                self._say(fault)
+        self._told |= set(found.values())
+        return found
+
+
+def faults(folder: DeploymentFolder) -> dict[str, str]:
+    """Role -> fault of its process and its remedy, for the processes that `up` started on this
+    machine.
+    """
+    if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
+        return {}
+    record, problems = process_record.read(folder), {}
+    running = process_record.alive(record)
+    for role, (pid, _, since) in record.items():
+        if role not in running:
+            problems[role] = refusal(folder, role, since) or ended_fault(role, pid, folder)
+        elif fault := stopped_fault(role, running[role]):
+            problems[role] = fault
+    return problems
+
+
+def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
+    """What to do about a process that has ended."""
+    return (
+        f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
+        f"{folder.path}` starts it again"
+    )
+
+
+def refusal(folder: DeploymentFolder, role: str, since: int) -> str:
+    """A sentence about a SuperNode that the SuperLink refuses; empty if it is not refused.
+
+    Args:
+        folder: the deployment's folder.
+        role: the process.
+        since: length of its log when it was started.
+    """
+    if not role.endswith("-supernode") or _STILL_CONNECTED not in process_record.output_of(
+        folder, role, since
+    ):
+        return ""
+    return (
+        f"{role}: the SuperLink refuses it for half a minute, as long as it counts the one that was "
+        f"killed as connected; `fedlgm deploy up {folder.path}` starts it again"
+    )
