@@ -208,7 +208,8 @@ def load(study: str) -> StudyFile:
     """A bundled study, or one in a file.
 
     Raises:
-        ConfigError: there is no such study, the file is not TOML, or a key is unknown.
+        ConfigError: there is no such study, the file is not TOML, names nothing to run, or has an
+            unknown key.
 
     Example:
         >>> load("004-table-2").recipe
@@ -227,6 +228,8 @@ def load(study: str) -> StudyFile:
     raw: dict[str, Any] = {}
     for file, values in extends.chain(path, _locate, "studies"):
         raw |= {"name": file.stem} | values
+    if not {"recipe", "grid"} & raw.keys():
+        raise ConfigError(f"{path} names nothing to run: a study needs a recipe, a [grid], or both")
     try:
         return StudyFile.model_validate(raw)
     except ValidationError as error:

@@ -45,3 +45,11 @@ def test_a_claim_is_made_at_each_value_of_a_key(tmp_path: Path) -> None:
     file.write_text(TEXT.format(each="modle"))
     with pytest.raises(ConfigError, match=r"each = 'modle'.*one of \['mechanism', 'model'\]"):
         files.load(str(file))
+
+
+@pytest.mark.parametrize("text", ["", 'title = "Nothing"', "seeds = 5"])
+def test_a_file_that_names_nothing_to_run_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="names nothing to run"):
+        files.load(str(path))
