@@ -49,8 +49,8 @@ SHORT_ROUNDS = (
 
 
 def peak_megabytes() -> float:
-    """Sum of the peak resident sizes of this process and of the workers it started: Ray's, or
-    forked ones.
+    """Sum of the peak resident sizes of this process and of the workers that it started (Ray's or
+    forked ones).
 
     A forked worker's pages that it shares with this process count for each.
     """

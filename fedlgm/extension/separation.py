@@ -135,7 +135,7 @@ LINKS = ("_parameters", "_buffers", "_modules")
 
 
 class Reached(NamedTuple):
-    """An object that is reached from a part.
+    """An object that can be reached from a part.
 
     Attributes:
         path: its name for a message.

@@ -266,7 +266,7 @@ def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> i
 
 
 def _deviations(coordinates: int) -> float:
-    """Number of standard deviations that noise exceeds in any coordinate with probability at most
-    `WRAP`.
+    """Number of standard deviations beyond which at least one coordinate of the noise lies with
+    probability at most `WRAP`.
     """
     return -float(scipy.special.ndtri(WRAP / (2 * max(1, coordinates))))

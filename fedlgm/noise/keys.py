@@ -115,9 +115,9 @@ class KeyRing:
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
 
-        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so forty
-        thousand layer streams would share a stream with probability 0.17. The state is therefore
-        written directly.
+        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so two of forty
+        thousand layers would share a stream with probability 0.17. The state is therefore written
+        directly.
         """
         generator = torch.Generator()
         generator.set_state(mt19937_state(self.words(_MT_WORDS, purpose, *path)))

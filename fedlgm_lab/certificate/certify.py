@@ -168,7 +168,7 @@ def _round_up(value: float) -> float:
 
 
 def _arithmetic(case: Case) -> str:
-    """The rounding with which the releases give the run's model."""
+    """The rounding with which the releases reproduce the run's model."""
     for arithmetic in ARITHMETIC:
         case.predicate["arithmetic"] = arithmetic
         try:

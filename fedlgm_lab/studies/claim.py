@@ -19,8 +19,8 @@ class Claim(BaseModel):
 
     Attributes:
         says: the statement, in one sentence.
-        paper: figures that the paper prints for the statement, with their place; empty if it prints
-            none.
+        paper: what the paper prints for the statement, with its place; empty if the paper does not
+            make the statement.
         a: label of a method.
         b: label of the method with which `a` is compared; not used with `along` or `then`.
         along: a key of the grid; `a` at its last value is compared with `a` at its first.

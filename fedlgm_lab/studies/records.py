@@ -221,7 +221,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """The frame of such rows; lists are tuples, as in the frame of the runs."""
+    """Rows as a frame; lists become tuples, as in the frame of the runs."""
     return pd.DataFrame(
         [
             {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

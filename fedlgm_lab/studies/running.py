@@ -99,7 +99,7 @@ def _outcomes(
     )
     if away and engine != "local":
         raise ConfigError(
-            f"engine {engine!r} spreads each run over the machine: leave out workers, or the engine"
+            f"engine {engine!r} spreads each run over the machine: omit workers or the engine"
         )
     for job in todo:
         if job.folder not in away:

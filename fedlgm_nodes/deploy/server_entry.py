@@ -248,7 +248,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
     """A run's remaining demand on each node; None if there is none.
 
     Rounds of different cost are replaced by the same number of equal rounds with the same total
-    cost. If sampling may invite a node to any round, the number is its 99 % quantile.
+    cost. If sampling may invite a node to any round, the demand is the 99 % quantile of its rounds.
 
     Args:
         assembly: objects of the run.

@@ -14,7 +14,7 @@ from simulations.runs.rows import RunSummary
 
 
 class FrozenBase:
-    """The frozen part of a run's model before its rounds.
+    """The frozen part of a run's model, as it is before the first round.
 
     Args:
         model: the run's model.

@@ -105,7 +105,7 @@ class ProvenanceFile:
             )
         if "rows" in stored and not self._agrees(stored["rows"], provenance.get("rows", "")):
             raise RunError(
-                f"{self._run} was run with other examples, or they were divided otherwise: restore the data"
+                f"{self._run} was run with other examples, or with another division of them: restore the data"
             )
         if stored.get("clients") != provenance.get("clients"):
             raise RunError(

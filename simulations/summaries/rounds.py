@@ -30,8 +30,8 @@ class NoiseOverRounds:
     """Root mean square l2 norms of noise, from the given plans, over all layers together unless
     stated otherwise.
 
-    The model's noise assumes plain averaging or server momentum, apart from the server's learning
-    rate.
+    The model's noise is that of plain averaging or server momentum, before the server's learning
+    rate is applied.
 
     Attributes:
         rounds: T.

@@ -169,7 +169,7 @@ def test_data_that_a_recipe_names_are_recognised_by_their_rows_and_owners(
         simulations.simulate(overrides=[*SMALL, *named], run_dir=run, progress=stop)
     assert RunFolder(run).provenance.read()["rows"].startswith("hmac-")
     monkeypatch.setitem(globals(), "OWNERS", np.roll(OWNERS, 1))
-    with pytest.raises(RunError, match="other examples, or they were divided otherwise"):
+    with pytest.raises(RunError, match="other examples, or with another division"):
         simulations.resume(run)
     monkeypatch.undo()
     assert simulations.resume(run)["rounds"] == 3

@@ -150,7 +150,7 @@ class Pass:
                 self._add_whole(place, gradients)
 
     def _add_use(self, site: Site, use: Use) -> None:
-        """Measure the gradients of all of a site's uses, and add them or let them wait."""
+        """Measure the gradients of all uses of a site, and add them now or keep them."""
         members = Counter(place.column for place in site.places)
         alone = all(self._members[column] == count for column, count in members.items())
         if isinstance(self._scaling, PerLayerClip) and alone:

@@ -91,15 +91,18 @@ def count_outcomes(outcomes: Sequence[str]) -> str:
 
 
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
-    """The claims of all kept studies, by paper; those at settings that nobody searched apart."""
+    """The claims of all kept studies, by the paper that makes them; those at settings that nobody
+    searched apart.
+    """
     papers = {number: f"{number}: {paper.name}" for number, paper in files.papers().items()}
-    papers[""] = "none: rules of this library"
+    papers[""] = "none: statements of this library"
     by_paper: dict[str, list[claims.Checked]] = {paper: [] for paper in papers}
     searched = set[int]()
     for name, kept in found.items():
         paper = files.load(name).paper[:3]
         tested = check_claims(folder, name)
-        by_paper[paper if paper in papers else ""] += tested
+        for one in tested:
+            by_paper[paper if one.paper and paper in papers else ""].append(one)
         if kept.get("searched") or (folder / "studies" / "tuned" / f"{name}.json").is_file():
             searched |= set(map(id, tested))
     rows = []

@@ -70,6 +70,13 @@ def test_methods_are_rows_and_runs_without_privacy_stand_at_every_epsilon() -> N
             assert rows["none"][column].startswith(f"{100 * free['accuracy'].mean():.1f} ± ")
 
 
+def test_a_statement_that_the_paper_does_not_make_is_not_counted_as_its_claim() -> None:
+    """Slow scores, which are not in the LaDP-FL paper, were counted as a claim of it."""
+    told = outcomes.summary(RESULTS, {"ladp-one-budget": KEPT["ladp-one-budget"]})
+    assert "| 004: LaDP-FL | 2 refuted, 1 not decided | - |" in told
+    assert "| none: statements of this library | 1 not decided | - |" in told
+
+
 def test_only_outcomes_of_bundled_studies_are_kept(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"holds no study\.json"):
         outcomes.keep(tmp_path, tmp_path)
