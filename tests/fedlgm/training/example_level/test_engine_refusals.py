@@ -144,7 +144,7 @@ class TakingGradients(Checkpointed):
 
 
 @pytest.mark.parametrize(
-    "model, reason",
+    ("model", "reason"),
     [
         (Checkpointed(), "inner is trained, but its forward pass records no gradient"),
         (Unrecorded(), "inner is trained, but its forward pass records no gradient"),
