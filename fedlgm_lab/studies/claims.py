@@ -12,7 +12,7 @@ from pandas import DataFrame
 
 from fedlgm_lab.studies import frames
 from fedlgm_lab.studies.claim import Claim
-from fedlgm_lab.studies.results import Sides, pair_seeds
+from fedlgm_lab.studies.results import Sides, left_out, pair_seeds
 from fedlgm_lab.studies.statistics import MOST_SEEDS, Difference, over_cells
 from fedlgm_lab.studies.verdicts import Case, Outcome, decide
 from simulations.runs.headline import is_share
@@ -62,7 +62,7 @@ class Checked(Difference):
             return f"level within {amount:.3g}{unit[:-1] if amount == 1 else unit}"
         if self.outcome == "effect excluded":
             return "paper's effect excluded"
-        if math.isnan(self.mean):
+        if math.isnan(self.mean) and self.outcome == "not decided":
             return "not decided (fewer than two seeds)"
         if self.outcome == "not decided":
             seeds = f"more than {MOST_SEEDS}" if self.needed is None else self.needed
@@ -102,7 +102,7 @@ def check(
 
     A direction that is not decided may be "level": the difference is within the claim's margin. Or
     it has "effect excluded": the difference falls short of the paper's. Both have p < 0.05,
-    adjusted in the same way.
+    adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or failed.
 
     Args:
         claims: the study's claims.
@@ -115,8 +115,8 @@ def check(
         _figures(claim, frame, keys, metric) for claim, metric in zip(claims, metrics, strict=True)
     ]
     cases = [
-        Case(claim, [over_cells(rows) for rows in steps], claim.level_margin(metric))
-        for claim, metric, steps in zip(claims, metrics, pairs, strict=True)
+        Case(claim, [over_cells(rows) for rows in steps], claim.level_margin(metric), complete)
+        for claim, metric, (steps, complete) in zip(claims, metrics, pairs, strict=True)
     ]
     return [
         Checked(
@@ -137,7 +137,9 @@ def check(
                 for side, figure in enumerate(both)
             ),
         )
-        for case, metric, steps, verdict in zip(cases, metrics, pairs, decide(cases), strict=True)
+        for case, metric, (steps, _), verdict in zip(
+            cases, metrics, pairs, decide(cases), strict=True
+        )
     ]
 
 
@@ -186,9 +188,9 @@ def count_once(checked: Sequence[Checked]) -> list[Checked]:
 
 def _figures(
     claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
-) -> list[list[tuple[Any, float, float]]]:
+) -> tuple[list[list[tuple[Any, float, float]]], bool]:
     """(seed, figure of one side, figure of the other) of every cell that both sides have; a list of
-    them for each step of a ranking.
+    them for each step of a ranking. The flag says whether every seed has both figures.
     """
     subset = frames.at(frame, claim.at)
     steps: list[Sides] = [("method", claim.a, claim.b)]
@@ -199,11 +201,12 @@ def _figures(
         subset = frames.at(subset, {"method": claim.a})
         steps = [(claim.along, *((values[-1], values[0]) if values else (None, None)))]
     cells = list(frames.cells_of(subset, [key for key in keys if key != claim.along], {}))
-    return [
-        [
-            row
-            for cell in cells
-            for row in pair_seeds(subset, cell, sides, metric)[0].itertuples(name=None)
-        ]
-        for sides in steps
-    ]
+    found, complete = [], True
+    for sides in steps:
+        rows: list[tuple[Any, float, float]] = []
+        for cell in cells:
+            both, _ = pair_seeds(subset, cell, sides, metric)
+            rows += both.itertuples(name=None)
+            complete = complete and not left_out(subset, cell, sides, both)
+        found.append(rows)
+    return found, complete

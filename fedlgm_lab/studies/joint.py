@@ -8,39 +8,46 @@ from typing import Any
 
 from fedlgm.privacy import accounting
 from fedlgm.privacy.events import accountant_of, is_private
+from fedlgm.privacy.guarantee import at_nodes
 from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.studies.jobs import Job
 from fedlgm_lab.studies.study_rows import JointCost
+from simulations.runs.folder import RunFolder
 from simulations.runs.stopping import ended_early
 from simulations.summaries.terminal import number
 
 
 def together(done: Sequence[Job], out: Path) -> JointCost:
-    """The joint cost of all runs of a set, by composition over all releases from the data.
+    """The joint cost of all runs of a folder, by composition over all releases from the data.
 
-    A run's participant with the largest cost represents all of its participants, and the events of
-    all runs are composed. There is no joint figure for releases with different units, relations or
-    divisions of the data, or for runs that their results ended early.
+    Runs of earlier grids and searches in the folder count too. A run's participant with the largest
+    cost represents all of its participants, and the events of all runs are composed. There is no
+    joint figure for releases with different units, relations or divisions of the data, or for runs
+    that their results ended early.
     """
     # what was refused has released nothing
-    done = [job for job in done if (out / job.folder).exists()]
+    runs = {out / job.folder: job.recipe for job in done if (out / job.folder).exists()}
+    for path in sorted(file.parent for file in out.rglob("ledger.sqlite")):
+        if path not in runs:
+            runs[path] = RunFolder.open(path).recipe()
     events: list[tuple[Any, int]] = []
     protected_runs = 0
     protections, stopped = set(), False
-    for job in done:
-        protections.add(f"{job.recipe.unit}, {job.recipe.relation}")
-        with Ledger(out / job.folder / "ledger.sqlite") as ledger:
+    for path, recipe in runs.items():
+        protection = f"{recipe.unit}, {recipe.relation}"
+        protections.add(at_nodes(protection, recipe.federation.overlap or 1))
+        with Ledger(path / "ledger.sqlite") as ledger:
             profile = ledger.worst_profile()
-            stopped |= ended_early(job.recipe, ledger.rounds())
+            stopped |= ended_early(recipe, ledger.rounds())
         if all(is_private(event) for event, _ in profile):
             protected_runs += 1
             events += profile
-    delta = max((job.recipe.privacy.delta for job in done), default=0.0)
+    delta = max((recipe.privacy.delta for recipe in runs.values()), default=0.0)
     why = None
     if len(protections) > 1:
         why = f"the runs protect different things ({'; '.join(sorted(protections))}), whose epsilons do not add up"
-    elif len({job.recipe.protects.division(job.recipe) for job in done}) > 1:
-        who = next((of for job in done if (of := job.recipe.protects.of)), "client")
+    elif len({recipe.protects.division(recipe) for recipe in runs.values()}) > 1:
+        who = next((of for recipe in runs.values() if (of := recipe.protects.of)), "client")
         why = f"a {who} holds different data in each partition or data set, so epsilons of one {who} do not add up"
     elif stopped:
         why = (
@@ -52,10 +59,10 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
         None if why else accounting.composed_epsilon(events, delta, accountant) if events else 0.0
     )
     return {
-        "epsilon": protected if protected_runs == len(done) else float("inf"),
+        "epsilon": protected if protected_runs == len(runs) else float("inf"),
         "epsilon_protected": protected,
         "why": why,
-        "runs": len(done),
+        "runs": len(runs),
         "runs_protected": protected_runs,
         "delta": delta,
     }
@@ -68,4 +75,4 @@ def sentence(cost: JointCost) -> str:
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"
     others = cost["runs"] - cost["runs_protected"]
     rest = f"; no bound covers the other {others}, which are not private" if others else ""
-    return f"{said} at delta {cost['delta']:g} (composition over everything that was run on the data){rest}"
+    return f"{said} at delta {cost['delta']:g} (composition over all runs in the folder){rest}"

@@ -32,12 +32,12 @@ class StudyDifference(Difference):
         mean, low, high, p, seeds: statistics of the differences between the seeds' means over all
             cells that both have, for the seeds with the most cells (see `Difference`); NaN if there
             is only one such seed.
-        cells: one row per cell: the grid's keys, mean, low, high, p, `p_holm` (adjusted for the
-            number of cells), seeds, `left_out` (further seeds, of which a run diverged or failed),
-            the proven epsilon of both sides, and `claimed`. This is true if `p_holm` is below 0.05,
-            no seed is left out (runs that diverge are not a random sample) and, after a search, the
-            difference has the same sign and p below 0.05 with both methods one step lower and one
-            step higher.
+        cells: one row per cell: the grid's keys, mean, low, high (NaN for fewer than two seeds), p,
+            `p_holm` (adjusted for the number of cells), seeds, `left_out` (further seeds, of which a
+            run diverged or failed), the proven epsilon of both sides, and `claimed`. This is true if
+            `p_holm` is below 0.05, no seed is left out (runs that diverge are not a random sample)
+            and, after a search, the difference has the same sign and p below 0.05 with both methods
+            one step lower and one step higher.
 
     Example:
         >>> import pandas as pd
@@ -368,13 +368,18 @@ def _differences(
     rows, pairs = [], []
     for cell in frames.cells_of(frame, keys, at):
         both, epsilons = pair_seeds(frame, cell, sides, metric)
-        if len(both) < 2:
+        lost = left_out(frame, cell, sides, both)
+        if len(both) < 2 and not lost:
             continue
-        tested = difference(both["a"], both["b"])
-        beside = [pair_seeds(other, cell, sides, metric)[0] for other in shifted or ()]
+        tested = Difference(*(float("nan"),) * 3, 1.0, len(both))
+        if len(both) > 1:
+            tested = difference(both["a"], both["b"])
+        beside = [(other, pair_seeds(other, cell, sides, metric)[0]) for other in shifted or ()]
         held = all(
-            len(pair) > 1 and _same_sign(difference(pair["a"], pair["b"]), tested)
-            for pair in beside
+            len(pair) > 1
+            and not left_out(other, cell, sides, pair)
+            and _same_sign(difference(pair["a"], pair["b"]), tested)
+            for other, pair in beside
         )
         rows.append(
             {
@@ -385,14 +390,14 @@ def _differences(
                 "p": tested.p,
                 "p_holm": 1.0,
                 "seeds": tested.seeds,
-                "left_out": (left_out := _left_out(frame, cell, sides, both)),
+                "left_out": lost,
                 "epsilon_a": epsilons[0],
                 "epsilon_b": epsilons[1],
-                "claimed": held and not left_out,
+                "claimed": held and not lost,
             }
         )
         pairs += both.itertuples(name=None)
-    if not rows:
+    if not any(row["seeds"] > 1 for row in rows):
         raise ConfigError(
             f"{sides[1]!r} and {sides[2]!r} have no cell with at least two seeds of both: run more "
             "seeds"
@@ -403,15 +408,11 @@ def _differences(
     return StudyDifference(**vars(over_cells(pairs)), cells=cells)
 
 
-def _left_out(
-    frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame
-) -> int:
-    """Number of a cell's seeds of which one side has no figure."""
+def left_out(frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame) -> int:
+    """Number of a cell's seeds of which one side has no figure; 0 if one side has no runs there."""
     by, *values = sides
-    return len(
-        {seed for value in values for seed in frames.at(frame, {by: value, **cell})["seed"]}
-        - {*both.index}
-    )
+    seeds = [{*frames.at(frame, {by: value, **cell})["seed"]} for value in values]
+    return len(set.union(*seeds) - {*both.index}) if all(seeds) else 0
 
 
 def _same_sign(actual: Difference, wanted: Difference) -> bool:

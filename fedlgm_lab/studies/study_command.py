@@ -92,8 +92,9 @@ def study(
     )
 
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
-        result = make(folder=folder, search=parsed.search or None)
+        # first, since the joint cost of the study counts these runs too
         again = make(folder=folder / "tuned", search=parsed.tune) if tuned else None
+        result = make(folder=folder, search=parsed.search or None)
     frames.require_finished(result.to_frame())
     asked: dict[str, Any] = {"study": label, "paper": parsed.paper}
     asked |= parsed.model_dump(include={"recipe", "set", "grid"})

@@ -15,7 +15,9 @@ from typing import Literal
 from fedlgm_lab.studies.claim import Claim
 from fedlgm_lab.studies.statistics import LEVEL, Difference, holm, p_at, seeds_to_reject
 
-Outcome = Literal["reproduced", "refuted", "level", "effect excluded", "not decided", "fragile"]
+Outcome = Literal[
+    "reproduced", "refuted", "level", "effect excluded", "not decided", "fragile", "seeds left out"
+]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,14 @@ class Case:
         claim: the claim.
         differences: its difference, or those of neighbours in a ranking.
         margin: largest difference that counts as level; 0 if none does.
+        complete: whether both sides have a figure of every seed. Runs that diverge or fail are not
+            a random sample, so the other seeds decide nothing.
     """
 
     claim: Claim
     differences: Sequence[Difference]
     margin: float
+    complete: bool = True
 
     @property
     def has_runs(self) -> bool:
@@ -143,7 +148,9 @@ def decide(cases: Sequence[Case]) -> list[Verdict]:
     verdicts = []
     for index, case in enumerate(cases):
         outcome: Outcome = "not decided"
-        if own[index] < LEVEL:
+        if not case.complete:
+            outcome = "seeds left out"
+        elif own[index] < LEVEL:
             outcome = "reproduced" if case.supported else "refuted"
         elif level[index] < LEVEL:
             outcome = "level"

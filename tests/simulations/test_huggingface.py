@@ -133,6 +133,17 @@ def test_a_model_without_a_head_is_refused(tmp_path):
         run(bert().bert, tmp_path / "run")
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_that_would_leave_adapters_untrained_is_refused(reentrant):
+    model = lora(gpt2())
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    if not reentrant:
+        assert plain(model).model is model
+        return
+    with pytest.raises(ConfigError, match='"use_reentrant": False'):
+        plain(model)
+
+
 def test_the_head_names_the_task_and_adapters_do_not_hide_it():
     assert (task_of(gpt2()), task_of(lora(gpt2())), task_of(bert())) == (
         "causal-lm",

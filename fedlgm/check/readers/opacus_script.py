@@ -10,7 +10,11 @@ from fedlgm.check.source import UNREAD, Source, call_name, receiver
 from fedlgm.check.verdict import Status, Verdict
 
 _SEEDS = ("manual_seed", "manual_seed_all", "seed_everything", "set_seed")
-_SEEDED = ("", "torch", "torch.cuda", "pl", "L", "lightning", "pytorch_lightning", "transformers")
+_SEEDED = (
+    *("", "torch", "torch.cuda", "torch.random", "torch.cuda.random", "torch.default_generator"),
+    *("pl", "L", "lightning", "pytorch_lightning", "lightning.pytorch", "lightning.fabric"),
+    *("transformers", "accelerate", "accelerate.utils"),
+)
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _FIXES = ("fix", "fix_and_validate", "convert_batchnorm_modules")
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax")
@@ -205,7 +209,8 @@ def _check_objects(
         if optimizer is None or source.sources(optimizer) & private:
             continue
         why = f"Line {step.lineno}: {ast.unparse(optimizer)} is not Opacus's, and adds no noise."
-        if is_raw(optimizer, "optimizer"):
+        inside = ast.unparse(source.expression(optimizer)).endswith(".original_optimizer")
+        if inside or is_raw(optimizer, "optimizer"):
             reading.append(Verdict("broken", why, bound=False))
         elif call_name(source.expression(optimizer)) in _OPTIMIZERS:
             # of a loss of its own, as of a generator, it may see no private data

@@ -101,6 +101,7 @@ class Pass:
         self._waiting: list[tuple[Site, Kept]] = []
         self._several: dict[Site, list[Use]] = {}
         self._whole: dict[int, tuple[Place, Tensor]] = {}
+        self._unrecorded: list[Site | GenericSite] = []
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
@@ -112,6 +113,7 @@ class Pass:
                 example.
         """
         if not torch.is_grad_enabled():
+            self._unrecorded.append(site)
             return call_without_graph(site, *arguments, **named)
         if self._started:
             raise ConfigError(
@@ -133,11 +135,32 @@ class Pass:
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 
     def start(self) -> None:
-        """End the forward pass: the number of uses of every parameter is now known."""
+        """End the forward pass: the number of uses of every parameter is now known.
+
+        Raises:
+            ConfigError: a trained layer has run, but only where no gradient is recorded.
+        """
         self._started = True
+        for site in self._unrecorded:
+            if site in self._calls:
+                continue
+            raise ConfigError(
+                f"{site.name} is trained, but its forward pass records no gradient: it runs under "
+                "torch.no_grad, or in activation checkpointing, which is not supported; freeze it "
+                "(requires_grad_(False)) or let it run with gradients"
+            )
 
     def backward(self, site: Site, use: Use) -> None:
-        """Gradients of a site, for one of its uses."""
+        """Gradients of a site, for one of its uses.
+
+        Raises:
+            ConfigError: the forward pass itself takes a gradient, which would be added as well.
+        """
+        if not self._started:
+            raise ConfigError(
+                f"the forward pass takes a gradient through {site.name}, so the gradient of an "
+                "example cannot be computed there: compute such terms without torch.autograd"
+            )
         if not site.places:
             return
         uses = max(self._uses[place.offset] for place in site.places)

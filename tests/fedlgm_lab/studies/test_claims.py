@@ -127,6 +127,25 @@ def test_with_one_seed_the_verdict_says_that_two_are_needed() -> None:
     assert found.in_words() == "no interval"
 
 
+@pytest.mark.parametrize("diverged", ["a", "b"])
+def test_runs_that_diverge_are_no_random_sample_so_a_claim_without_them_has_no_verdict(
+    diverged: str,
+) -> None:
+    rows = frame(a=(0.7, 0.8), b=(0.5, 0.6))
+    higher = Claim(says="a is better", a="a", b="b")
+    at_one = Claim(says="a is better at 1", a="a", b="b", at={"privacy.epsilon": 1.0})
+    lost = (rows["method"] == diverged) & (rows["privacy.epsilon"] == 8.0)
+    some = lost & (rows["seed"] == 3)
+    for gone in (some, lost):
+        found = check(
+            [higher, at_one], rows.assign(accuracy=rows["accuracy"].mask(gone)), KEYS, "accuracy"
+        )
+        assert [one.verdict for one in found] == ["seeds left out", "reproduced"]
+    # a cell that one side does not have was not to be compared
+    (found,) = check([higher], rows[~lost], KEYS, "accuracy")
+    assert found.verdict == "reproduced"
+
+
 def test_runs_are_counted_once() -> None:
     """A figure over two budgets has the runs of a table at one of them, for the same methods."""
     figure = [Claim(says="a is better", a="a", b="b"), Claim(says="a is better", a="a", b="c")]

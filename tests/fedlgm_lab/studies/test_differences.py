@@ -41,6 +41,23 @@ def test_no_difference_is_claimed_over_the_runs_that_did_not_diverge() -> None:
     assert not results._differences(some, None, ("method", "a", "b"), "acc", ["k"], {}).claimed
 
 
+def test_no_difference_is_claimed_in_every_cell_if_a_method_diverged_in_one_of_them() -> None:
+    figures = {("a", k, s): 1.0 + 0.01 * s for k in (0, 1) for s in range(8)}
+    figures |= {("b", k, s): 0.0 if k == 0 else np.nan for k in (0, 1) for s in range(8)}
+    found = results._differences(frame_of(figures), None, ("method", "a", "b"), "acc", ["k"], {})
+    assert (found.mean > 1, found.claimed) == (True, False)
+    assert found.cells["claimed"].tolist() == [True, False]
+    assert found.cells["left_out"].tolist() == [0, 8]
+
+
+def test_a_difference_is_not_claimed_if_runs_at_the_next_settings_diverged() -> None:
+    figures = {("a", 0, s): 1.0 + 0.01 * s for s in range(8)} | {("b", 0, s): 0.0 for s in range(8)}
+    frame, beside = frame_of(figures), frame_of(figures | {("b", 0, 3): np.nan})
+    for other, claimed in ((frame, True), (beside, False)):
+        found = results._differences(frame, [other], ("method", "a", "b"), "acc", ["k"], {})
+        assert found.claimed is claimed
+
+
 def test_cells_that_share_one_seed_have_no_difference_over_all() -> None:
     figures = {(m, k, s): float(s * (m == "a")) for m in "ab" for k in (0, 1) for s in (k, k + 1)}
     found = results._differences(frame_of(figures), None, ("method", "a", "b"), "acc", ["k"], {})

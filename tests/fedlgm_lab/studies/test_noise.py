@@ -206,6 +206,32 @@ class TestWhatAComparisonCosts:
         assert re.search(why, together["why"])
         assert "the runs have no joint epsilon" in shown(summary)
 
+    def test_runs_of_earlier_calls_in_the_folder_count_too(self, tmp_path):
+        first, second = made("0", 1, epsilons=(8.0,)), made("0", 1, epsilons=(2.0,))
+        running.run(first, tmp_path)
+        alone = joint.together(first, tmp_path)
+        running.run(second, tmp_path)
+        both = joint.together(second, tmp_path)
+        assert (alone["runs"], both["runs"]) == (2, 4)
+        assert both["epsilon"] > alone["epsilon"]
+        assert both == joint.together([*first, *second], tmp_path)
+
+    def test_nor_have_runs_for_people_at_different_numbers_of_clients(self, tmp_path):
+        changes = {
+            "federation.clients": 20,
+            "federation.rounds": 1,
+            "privacy.relation": "replace-one",
+        }
+        found = simulations.study(
+            "digits",
+            grid={"federation.overlap": [1, 2]},
+            seeds=1,
+            folder=tmp_path,
+            overrides=changes,
+        )
+        assert found.joint["epsilon"] is None
+        assert "client, replace-one at 2 nodes" in found.joint["why"]
+
     @pytest.mark.parametrize(
         ("grid", "more"),
         [

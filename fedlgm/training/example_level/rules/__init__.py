@@ -40,11 +40,13 @@ _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
     """The rule for exactly this type and configuration; a subclass may have another forward
-    pass.
+    pass. A module with one parameter under two names has none.
     """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
-    return rule if rule is not None and not is_altered(module) and rule.suits(module) else None
+    named = [value for value in vars(module)["_parameters"].values() if value is not None]
+    plain = not is_altered(module) and len({*map(id, named)}) == len(named)
+    return rule if rule is not None and plain and rule.suits(module) else None
 
 
 def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None:

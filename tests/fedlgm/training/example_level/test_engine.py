@@ -278,6 +278,16 @@ def test_layers_equal_a_loop_over_examples(name):
     compare(*LAYERS[name]())
 
 
+def test_a_parameter_with_two_names_in_one_layer_has_the_gradients_of_both():
+    torch.manual_seed(3)
+    model = Remembering("last")
+    model.lstm.bias_hh_l0 = model.lstm.bias_ih_l0
+    compare(model, *tokens(5))
+    norm = nn.LayerNorm(4)
+    norm.bias = norm.weight
+    compare(nn.Sequential(norm, nn.Linear(4, 3)), *images(5, 4))
+
+
 def test_sequence_layers_equal_a_loop_by_any_of_the_three_ways():
     torch.manual_seed(2)
     model = nn.Sequential(

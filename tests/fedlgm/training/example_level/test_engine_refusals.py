@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import simulations
 from fedlgm.errors import ConfigError
@@ -111,6 +112,59 @@ class Given(nn.Module):
 )
 def test_an_lstm_takes_sequences_and_states_of_its_own_shape(shape, hidden, reason):
     assert reason in refused(Given(hidden), *images(3, *shape))
+
+
+class Checkpointed(nn.Module):
+    """Reentrant checkpointing differentiates the layer out of autograd's sight."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(checkpoint(self.inner, x.clone().requires_grad_(), use_reentrant=True))
+
+
+class Unrecorded(Checkpointed):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.inner(x)
+        return self.out(x)
+
+
+class TakingGradients(Checkpointed):
+    """A force field: the gradient of an energy is an input of the next layer."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = torch.tanh(self.inner(x))
+            (force,) = torch.autograd.grad(energy.sum(), x, retain_graph=True)
+        return self.out(energy + force)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Checkpointed(), "inner is trained, but its forward pass records no gradient"),
+        (Unrecorded(), "inner is trained, but its forward pass records no gradient"),
+        (TakingGradients(), "the forward pass takes a gradient through inner"),
+    ],
+)
+def test_gradients_that_the_pass_would_lose_or_count_twice_are_refused(model, reason):
+    assert reason in refused(model, *images(4, 4))
+
+
+def test_a_layer_that_also_runs_without_gradients_is_trained():
+    class Teacher(Unrecorded):
+        def forward(self, x):
+            return self.out(self.inner(x)) + super().forward(x)
+
+    model, (x, y) = Teacher(), images(4, 4)
+    total, _ = clipped_sum(model, x, y, clip=1e6, layers=LayerTable.from_module(model))
+    nn.functional.cross_entropy(model(x), y, reduction="sum").backward()
+    plain = torch.cat([value.grad.flatten() for value in model.parameters()])
+    torch.testing.assert_close(total, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_fails_on_one_example_is_refused_in_one_sentence():
