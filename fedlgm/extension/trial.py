@@ -64,6 +64,7 @@ def try_clients(
 
     with prefix_key("model"):
         models.require_repeatable(module, x)
+        models.require_seen_gradients(module, x)
     require_alike(make_updates, len(y), owner)
     check_losses(module, task, x, y)
 

@@ -32,6 +32,7 @@ from fedlgm.training.models.requirements import (
     freeze_norms_,
     require_drawing_nothing,
     require_repeatable,
+    require_seen_gradients,
     require_separate,
     require_trainable,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "require_drawing_nothing",
     "require_faithful_copies",
     "require_repeatable",
+    "require_seen_gradients",
     "require_separate",
     "require_trainable",
     "task_of",

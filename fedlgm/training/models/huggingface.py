@@ -104,25 +104,12 @@ def plain(module: Any) -> Any:
     """The module as the library calls it: a Hugging Face model wrapped in a `HuggingFace`, any
     other object unchanged.
 
-    Raises:
-        ConfigError: the model checkpoints activations in the older way, in which gradients of
-            adapters would be zero.
-
     Example:
         >>> layer = nn.Linear(2, 2)
         >>> plain(layer) is layer
         True
     """
-    if not is_huggingface(module):
-        return module
-    for part in module.modules():
-        checkpoint = getattr(part, "_gradient_checkpointing_func", None)
-        if getattr(checkpoint, "keywords", {}).get("use_reentrant"):
-            raise ConfigError(
-                "gradient checkpointing with use_reentrant=True leaves the layers inside it "
-                'untrained here: set gradient_checkpointing_kwargs={"use_reentrant": False}'
-            )
-    return HuggingFace(module)
+    return HuggingFace(module) if is_huggingface(module) else module
 
 
 def original(module: nn.Module) -> nn.Module:

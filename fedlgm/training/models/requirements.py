@@ -263,6 +263,33 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 
 
 @torch.no_grad()
+def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
+    """Refuse a module with parameters whose gradients training does not see.
+
+    Training asks for the gradients of named parameters. Activation checkpointing of the older kind
+    computes them out of sight, in a backward pass of its own, so that its layers would stay as they
+    are and get noise alone.
+
+    Args:
+        module: the module, whose `grad` attributes are changed.
+        x: inputs of a few public examples.
+
+    Raises:
+        ConfigError: the message names the parameter.
+    """
+    trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
+    with torch.enable_grad(), fork_rng(0):
+        loss = inputs.call(module, x).float().square().sum()
+    seen = torch.autograd.grad(loss, [*trained.values()], retain_graph=True, allow_unused=True)
+    loss.backward()
+    for (name, value), gradient in zip(trained.items(), seen, strict=True):
+        if gradient is None and value.grad is not None:
+            raise ConfigError(
+                f"the gradient of {name!r} is computed in a backward pass of the model's own, so "
+                "it would stay untrained: with activation checkpointing set use_reentrant=False"
+            )
+
+
 def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 

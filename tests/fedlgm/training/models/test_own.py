@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fedlgm.errors import ConfigError, Notice
 from fedlgm.training.models import build, options
-from fedlgm.training.models.requirements import require_trainable
+from fedlgm.training.models.requirements import require_seen_gradients, require_trainable
 
 
 class Net(nn.Module):
@@ -168,3 +169,21 @@ def test_layers_that_are_also_registered_are_not_noticed(recwarn: pytest.Warning
     model.order = [model[0], nn.ReLU()]
     require_trainable(model)
     assert not recwarn.list
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.unused, self.out = (nn.Linear(4, 4) for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x.clone().requires_grad_()
+        return self.out(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+def test_layers_whose_gradients_training_does_not_see_are_refused() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(ConfigError, match=r"'inner\.weight'.*would stay untrained"):
+        require_seen_gradients(Checkpointed(reentrant=True), x)
+    require_seen_gradients(Checkpointed(reentrant=False), x)  # one layer is not used, as is usual
