@@ -105,8 +105,8 @@ class SumsExamples(Protocol):
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm and LSTM (batch first, in one direction)
-    are fused into the backward pass, and parameters shared between layers are summed per example.
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
+    direction) are fused into the backward pass, and parameters shared between layers are summed per example.
     Every other module with parameters gets per-example gradients from `torch.func`, which is
     slower; a notice reports this once.
 
