@@ -20,7 +20,7 @@ from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import tasks
-from fedlgm.training.devices import exact_arithmetic, fork_rng
+from fedlgm.training.devices import exact_arithmetic, fork_rng, keep_freed_memory
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.passes import Pass, Place, Site, Total
@@ -173,6 +173,7 @@ class ExampleGradients:
         }
         _refuse_batch_norm(module)
         refuse_gradient_hooks(module)
+        keep_freed_memory()
         self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
         self._dimensions: tuple[int, ...] | None = None  # of the inputs for which it holds
