@@ -304,7 +304,9 @@ class _Part(LinearRule):
         for key, own in self.names.items():
             setattr(layer, key, getattr(module, own))
         super().__init__(layer, memory, f"{name}.{suffix}")
-        self._inputs = module.hidden_size + inputs
+        level = suffix.partition("_")[2]
+        both = (getattr(module, f"weight_{source}_{level}") for source in ("ih", "hh"))
+        self._inputs = sum(weight.shape[1] for weight in both)
 
     @property
     def weight(self) -> Tensor:
@@ -338,7 +340,7 @@ class _Part(LinearRule):
 
     @override
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
-        """The inputs are scaled instead of the outputs' gradients, of which there are more."""
+        """The inputs are scaled, because the outputs' gradients are usually wider."""
         x, dy = (value.transpose(0, 1) for value in (use.x, use.dy))
         scaled = torch.mul(x, factors[:, None], out=self.memory.take("scaled", *x.shape))
         add_product_(total.view(self.extent()), dy.flatten(0, 1), scaled.flatten(0, 1))
