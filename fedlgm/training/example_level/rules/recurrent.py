@@ -340,7 +340,9 @@ class _Part(LinearRule):
 
     @override
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
-        """The inputs are scaled, because the outputs' gradients are usually wider."""
+        """The inputs are scaled, because the outputs' gradients are usually wider. Both are below
+        2^64, or their Gram matrices would not be finite, so what vanishes in a product is tiny.
+        """
         x, dy = (value.transpose(0, 1) for value in (use.x, use.dy))
         scaled = torch.mul(x, factors[:, None], out=self.memory.take("scaled", *x.shape))
         add_product_(total.view(self.extent()), dy.flatten(0, 1), scaled.flatten(0, 1))
