@@ -8,7 +8,8 @@ all see the same machine. Times are CPU seconds of the process; ratios are to th
 same turn. Two baselines: `plain` is SGD by autograd as users write it, `plain-best` the same with
 the micro-batch and the memory layout that are best for it. `-quiet` contenders add no noise;
 `-exact` ones neither, and sum in float64. `--write` keeps the figures in
-docs/results/example-level.json and puts the tables on their page.
+docs/results/example-level.json, beside those of other networks and contenders, and puts the tables
+on their page.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ UNKNOWN = (
     "resnet20-64",
     "embedding-256",
     "lstm-64",
+    "nn-gru-64",
     "gru-64",
     "transformer-32",
     "gpt2-lora-8",
@@ -61,6 +63,7 @@ NAMES = {
     "resnet20-64": "ResNet-20 GroupNorm 272k, 64",
     "embedding-256": "MLP on 20,000 embeddings 1.28M, 256",
     "lstm-64": "LSTM 228k, 64",
+    "nn-gru-64": "GRU of PyTorch 204k, 64",
     "gru-64": "GRU 21k, 64",
     "transformer-32": "transformer, 32",
     "gpt2-lora-8": "LoRA of GPT-2 124M, 8",
@@ -186,7 +189,7 @@ def main() -> None:
         print(network, json.dumps(results[network]), file=sys.stderr, flush=True)
     if options.write:
         kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
-        results = kept | results
+        results = kept | {name: kept.get(name, {}) | found for name, found in results.items()}
         KEPT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     shown = OURS | KERNEL
     tables = {"times": times(results, shown), "Opacus": times(results, OPACUS)}

@@ -85,15 +85,15 @@ class Transformer(nn.Module):
         return self.head(self.norm(self.block2(self.block1(x))))
 
 
-class Lstm(nn.Module):
-    """PyTorch's own LSTM of 128 units, read at its last step: 32 tokens of a vocabulary of
+class Recurrent(nn.Module):
+    """PyTorch's own LSTM or GRU of 128 units, read at its last step: 32 tokens of a vocabulary of
     2,000.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
         super().__init__()
         self.embed = nn.Embedding(2000, 64)
-        self.cell: nn.Module = nn.LSTM(64, 128, batch_first=True)
+        self.cell: nn.Module = kind(64, 128, batch_first=True)
         self.head = nn.Linear(128, 10)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -162,7 +162,8 @@ NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], int]] 
     "resnet18-32": (lambda: image_task("resnet18", (3, 32, 32), 32), 32),
     "resnet20-64": (lambda: image_task("resnet20", (3, 32, 32), 64), 64),
     "embedding-256": (lambda: token_task(WideEmbedding(), 20_000, 256), 256),
-    "lstm-64": (lambda: token_task(Lstm(), 2000, 64), 64),
+    "lstm-64": (lambda: token_task(Recurrent(nn.LSTM), 2000, 64), 64),
+    "nn-gru-64": (lambda: token_task(Recurrent(nn.GRU), 2000, 64), 64),
     "gru-64": (
         lambda: text_task(models.build("gru", in_shape=(64,), classes=64), 64, 64),
         64,
@@ -233,7 +234,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Ca
 def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], None]:
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
-    from opacus.layers import DPLSTM
+    from opacus.layers import DPGRU, DPLSTM
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, DPPerLayerOptimizer
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
@@ -242,8 +243,9 @@ def opacus(model: nn.Module, x: Tensor, y: Tensor, style: str) -> Callable[[], N
             type(block).__name__ == "BasicBlock"
         ):  # its `out += identity` raises under Opacus's hooks
             block.forward = partial(_block, block)
-    if isinstance(model, Lstm):  # Opacus takes no `nn.LSTM`
-        model.cell = DPLSTM(64, 128, batch_first=True)
+    if isinstance(model, Recurrent):  # Opacus takes no `nn.LSTM` or `nn.GRU`
+        own = DPLSTM if isinstance(model.cell, nn.LSTM) else DPGRU
+        model.cell = own(64, 128, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     if style == "ghost":
         wrapped = GradSampleModuleFastGradientClipping(

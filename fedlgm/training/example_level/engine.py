@@ -20,7 +20,7 @@ from fedlgm.extension.separation import shared_state
 from fedlgm.planning.clipping import Scaling
 from fedlgm.planning.layers import LayerTable
 from fedlgm.training import tasks
-from fedlgm.training.devices import exact_arithmetic, fork_rng
+from fedlgm.training.devices import exact_arithmetic, fork_rng, keep_freed_memory
 from fedlgm.training.example_level.generic import GenericSite
 from fedlgm.training.example_level.norms import norm_of
 from fedlgm.training.example_level.passes import Pass, Place, Site, Total
@@ -105,8 +105,8 @@ class SumsExamples(Protocol):
 class ExampleGradients:
     """Per-example gradients of a module, clipped and summed without being kept.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm and LSTM (batch first, in one direction)
-    are fused into the backward pass, and parameters shared between layers are summed per example.
+    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
+    direction) are fused into the backward pass, and parameters shared between layers are summed per example.
     Every other module with parameters gets per-example gradients from `torch.func`, which is
     slower; a notice reports this once.
 
@@ -173,6 +173,7 @@ class ExampleGradients:
         }
         _refuse_batch_norm(module)
         refuse_gradient_hooks(module)
+        keep_freed_memory()
         self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
         self._dimensions: tuple[int, ...] | None = None  # of the inputs for which it holds

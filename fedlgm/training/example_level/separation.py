@@ -47,7 +47,7 @@ TRIED_ROWS = (
 """Condition of guarantees whose rows only a trial has found to be apart."""
 
 _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
-    *RULES.keys() - {nn.LSTM}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
+    *RULES.keys() - {nn.LSTM, nn.GRU}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,

@@ -13,7 +13,7 @@ from fedlgm.training.example_level.rules.convolution import ConvolutionRule
 from fedlgm.training.example_level.rules.embedding import EmbeddingRule
 from fedlgm.training.example_level.rules.linear import LinearRule
 from fedlgm.training.example_level.rules.normalisation import GroupNormRule, LayerNormRule
-from fedlgm.training.example_level.rules.recurrent import LstmRule
+from fedlgm.training.example_level.rules.recurrent import GruRule, LstmRule
 from fedlgm.training.example_level.rules.rule import (
     Kept,
     KeptGradients,
@@ -33,6 +33,7 @@ RULES: dict[type[nn.Module], type[Rule]] = {
     nn.LayerNorm: LayerNormRule,
     nn.GroupNorm: GroupNormRule,
     nn.LSTM: LstmRule,
+    nn.GRU: GruRule,
 }
 _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 """Types of packages that are not imported here, by module and name."""

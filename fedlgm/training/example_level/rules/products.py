@@ -143,6 +143,12 @@ class ProductRule(Rule):
         """
         raise NotImplementedError
 
+    def grams_of_outputs(self, use: Use, rows: slice) -> Tensor:
+        """Gram matrices dY_i dY_i^T of the examples in `rows`; overwritten by the next call."""
+        y = self.columns(use.dy[rows])
+        gram = self.memory.take("gram of outputs", len(y), y.shape[1], y.shape[1])
+        return torch.bmm(y, y.transpose(1, 2), out=gram)
+
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """Add sum_i f_i dY_i^T X_i to `total` [p * d]."""
         raise NotImplementedError
@@ -154,7 +160,7 @@ class ProductRule(Rule):
             return self._add_single_rows(use, sums, scale)
         if "weight" not in self.parameters or not self._instantiates(use):
             return super().immediately(use, sums, scale)
-        biases, of_bias = self._biases(use)
+        biases, of_bias = self.biases(use)
         p, d = self.extent()
         for rows in chunks(len(use), self._bytes(use)):
             count = rows.stop - rows.start
@@ -172,7 +178,7 @@ class ProductRule(Rule):
 
     def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
         """One row per example: everything in one product of scaled rows."""
-        biases, of_bias = self._biases(use)
+        biases, of_bias = self.biases(use)
         x = self.operand(use).flatten(1)
         of_dy = of_bias[0] if biases else row_squares(use.dy.reshape(len(use), -1))
         squares = row_squares(x) * of_dy
@@ -188,7 +194,7 @@ class ProductRule(Rule):
     @override
     def keep(self, use: Use) -> Kept:
         self.arranged = False
-        biases, of_bias = self._biases(use)
+        biases, of_bias = self.biases(use)
         if "weight" not in self.parameters:
             return KeptGradients(biases, of_bias)
         if self._instantiates(use):
@@ -201,7 +207,7 @@ class ProductRule(Rule):
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        biases, _ = self._biases(use)
+        biases, _ = self.biases(use)
         if "weight" not in self.parameters:
             return biases
         gradients = self._instantiate_into(use, use.dy.new_empty(len(use), *self.extent()))
@@ -223,13 +229,10 @@ class ProductRule(Rule):
             return product, torch.empty(0, dtype=torch.long, device=use.x.device)
         squares, doubtful = [], []
         positions = self.positions(use)
-        y = self.columns(use.dy)
         each = 3 * positions * positions * use.x.element_size() + self.operand_bytes(use)
         for rows in chunks(len(use), each):
             gram_x = self.grams(use, rows)
-            gram_y = self.memory.take("gram of outputs", *gram_x.shape)
-            torch.bmm(y[rows], y[rows].transpose(1, 2), out=gram_y)
-            values, apart = ghost_squares(gram_x, gram_y)
+            values, apart = ghost_squares(gram_x, self.grams_of_outputs(use, rows))
             squares.append(values)
             doubtful.append(apart + rows.start)
         return torch.cat(squares), torch.cat(doubtful)
@@ -259,7 +262,7 @@ class ProductRule(Rule):
         along = factors.view(-1, *(1,) * (dy.dim() - 1))
         return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
 
-    def _biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
+    def biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
         """Every example's gradient of the bias and its squared norm; empty without a trained
         bias.
         """

@@ -1,8 +1,8 @@
-"""Long short-term memory. Every step's gates are linear in the step's input and in the state before
-it, so the weights' gradients are products over the steps, as of two fully connected layers.
+"""Recurrent layers: LSTM and GRU. Every step's gates are linear in the step's input and in the state
+before it, so the weights' gradients are products over the steps, as of two fully connected layers.
 
-The gradients of the gates come from a backward pass through time, which PyTorch's own, fused layer
-does not hand out.
+The gradients of the gates come from a backward pass through time, which PyTorch's own, fused layers
+do not hand out. In memory, time comes first.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from fedlgm.training.example_level.rules.linear import LinearRule
-from fedlgm.training.example_level.rules.rule import Kept, Rule, Use
+from fedlgm.training.example_level.rules.rule import Kept, Rule, Use, add_product_
 from fedlgm.training.stack.tape import Memory
 
 aten = torch.ops.aten
-States = tuple[Tensor, Tensor]
-"""Hidden states and cells."""
 
 
-class LstmRule(Rule):
-    """`nn.LSTM` of sequences [n, T, in], in one direction, with or without states to begin with.
+class RecurrentRule(Rule):
+    """Layers of sequences [n, T, in], in one direction, with or without states to begin with.
 
-    Its inputs are joined to one tensor, and so are its outputs: [n, T, hidden] followed by the last
-    hidden state and the last cell of every layer.
+    The inputs of a call are joined to one tensor, and so are its outputs: [n, T, hidden] followed
+    by the last states of every layer.
+
+    Attributes:
+        states: number of states of a layer: 2 with cells, 1 without.
+        kept: numbers that are kept for the backward pass, for every step and unit.
     """
 
-    module: nn.LSTM
+    module: nn.RNNBase
+    states: int
+    kept: int
 
     @classmethod
     @override
@@ -43,42 +47,45 @@ class LstmRule(Rule):
     def dimensions(cls, module: nn.Module) -> int:
         return 3
 
-    def __init__(self, module: nn.LSTM, memory: Memory, name: str) -> None:
+    def __init__(self, module: nn.RNNBase, memory: Memory, name: str) -> None:
         super().__init__(module, memory, name)
         self._parts = [
             _Part(module, memory, name, f"{source}_l{layer}")
             for layer in range(module.num_layers)
             for source in ("ih", "hh")
         ]
+        self._ends = self.states * module.num_layers
 
     @override
-    def join(self, x: Tensor, states: States | None = None) -> Tensor:
+    def join(self, x: Tensor, states: Any = None) -> Tensor:
         if states is None:
             self.module.check_input(x, None)
             return x
-        self.module.check_forward_args(x, states, None)  # type: ignore[arg-type]
-        return torch.cat([x.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)], 1)
+        self.module.check_forward_args(x, states, None)
+        each = [states] if self.states == 1 else states
+        return torch.cat([x.flatten(1), *(s.transpose(0, 1).flatten(1) for s in each)], 1)
 
     @override
-    def outputs(self, out: Tensor) -> tuple[Tensor, States]:
-        layers = self.module.num_layers
-        last = out[:, -2 * layers :].transpose(0, 1)
-        return out[:, : -2 * layers], (last[:layers], last[layers:])
+    def outputs(self, out: Tensor) -> tuple[Tensor, Any]:
+        last = out[:, -self._ends :].transpose(0, 1).split(self.module.num_layers)
+        return out[:, : -self._ends], last[0] if self.states == 1 else last
 
     @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         out, first = self._apart(x)
-        layers, saved = self.module.num_layers, list[Tensor]()
+        layers, saved, last = self.module.num_layers, list[Tensor](), list[list[Tensor]]()
         for layer in range(layers):
-            before = first[:, layer], first[:, layers + layer]
-            saved += self._run(out, before, *self._parts[2 * layer : 2 * layer + 2])
-            out = saved[-3][:, 1:]
-        last = [value[:, -1:] for value in (*saved[::3], *saved[1::3])]
-        return torch.cat([out, *last], 1), tuple(saved)
+            before = first[:, layer::layers].unbind(1)
+            values = self.run(out.transpose(0, 1), before, *self._parts[2 * layer : 2 * layer + 2])
+            last.append([value[-1:] for value in values[: self.states]])
+            saved += [value.transpose(0, 1) for value in values]
+            out = saved[-len(values)][:, 1:]
+        ends = [value.transpose(0, 1) for state in zip(*last, strict=True) for value in state]
+        return torch.cat([out, *ends], 1), tuple(saved)
 
     @override
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        return 6 * x.shape[1] * self.module.hidden_size * self.module.num_layers
+        return self.kept * x.shape[1] * self.module.hidden_size * self.module.num_layers
 
     @override
     def input_gradient(self, use: Use) -> Tensor:
@@ -99,6 +106,26 @@ class LstmRule(Rule):
             gradients |= zip(names, part.instantiate(of_part), strict=True)
         return [gradients[name] for name in self.parameters]
 
+    def run(self, x: Tensor, before: Sequence[Tensor], ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
+        """One layer's states [T + 1, n, hidden], of which the first are given, and what the
+        backward pass also needs, for the layer's input [T, n, in].
+        """
+        raise NotImplementedError
+
+    def gradients(
+        self, saved: Sequence[Tensor], dy: Tensor, ends: Sequence[Tensor], weight: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Gradients of the two products' outputs, [T, n, rows of the weight], and of the states
+        before the first step.
+
+        Args:
+            saved: results of `run`, of which all but the states are overwritten.
+            dy: gradients of the hidden states, [T, n, hidden].
+            ends: further gradients of the last states.
+            weight: weight of the hidden state.
+        """
+        raise NotImplementedError
+
     def _trained_parts(self, use: Use) -> list[tuple[_Part, list[str], Use]]:
         """The parts with trained parameters, these parameters' names in the module, and the parts'
         uses.
@@ -111,57 +138,154 @@ class LstmRule(Rule):
         return parts
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sequences [n, T, in], and the states and cells of all layers to begin with, [n, 2 layers,
+        """Sequences [n, T, in], and the states of all layers to begin with, [n, states * layers,
         hidden].
         """
-        module = self.module
-        count, size = 2 * module.num_layers, module.hidden_size
+        count, size = self._ends, self.module.hidden_size
         if x.dim() == 3:
             return x, x.new_zeros(len(x), count, size)
         sequences, states = x.tensor_split([x.shape[1] - count * size], 1)
-        return sequences.unflatten(1, (-1, module.input_size)), states.unflatten(1, (count, size))
-
-    def _run(self, x: Tensor, before: States, ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
-        """One layer: hidden states and cells [n, T + 1, hidden], of which the first are given, and
-        gates [n, T, 4 hidden]. In memory, time comes first.
-        """
-        bias = None if ih.bias is None or hh.bias is None else ih.bias + hh.bias
-        gates = nn.functional.linear(x.transpose(0, 1), ih.weight, bias)
-        steps, n, size = len(gates), len(x), self.module.hidden_size
-        hidden, cells = x.new_empty(2, steps + 1, n, size)
-        hidden[0], cells[0] = before
-        squashed, weight = x.new_empty(n, size), hh.weight.t()
-        for t, gate in enumerate(gates):
-            gate.addmm_(hidden[t], weight)
-            admit, keep, new, show = gate.chunk(4, 1)
-            gate[:, : 2 * size].sigmoid_()
-            new.tanh_()
-            show.sigmoid_()
-            torch.mul(keep, cells[t], out=cells[t + 1]).addcmul_(admit, new)
-            torch.mul(show, torch.tanh(cells[t + 1], out=squashed), out=hidden[t + 1])
-        return hidden.transpose(0, 1), cells.transpose(0, 1), gates.transpose(0, 1)
+        return sequences.unflatten(1, (-1, self.module.input_size)), states.unflatten(
+            1, (count, size)
+        )
 
     def _through_time(self, use: Use) -> list[Use]:
-        """The use of every part, whose output is the input of the gates; `shared` gets the gradient
-        of the input.
-        """
+        """The use of every part; `shared` gets the gradient of the input."""
         layers = self.module.num_layers
+        each = len(use.saved) // layers
         x, _ = self._apart(use.x)
-        dy, last = use.dy[:, : -2 * layers], use.dy[:, -2 * layers :]
-        uses, of_hidden, of_cells = list[Use](), list[Tensor](), list[Tensor]()
+        dy, last = use.dy[:, : -self._ends], use.dy[:, -self._ends :]
+        uses, firsts = list[Use](), list[list[Tensor]]()
         for layer in reversed(range(layers)):
-            hidden, cells, gates = use.saved[3 * layer : 3 * layer + 3]
+            saved = [value.transpose(0, 1) for value in use.saved[each * layer :][:each]]
             ih, hh = self._parts[2 * layer : 2 * layer + 2]
-            ends = last[:, layer], last[:, layers + layer]
-            gradients, dh, dc = _gradients_of_gates(gates, cells, dy, ends, hh.weight)
-            below = use.saved[3 * layer - 3][:, 1:] if layer else x
-            uses[:0] = [Use(below, gradients), Use(hidden[:, :-1].contiguous(), gradients)]
-            dy = gradients @ ih.weight
-            of_hidden, of_cells = [dh, *of_hidden], [dc, *of_cells]
+            of_ih, of_hh, first = self.gradients(
+                saved, dy.transpose(0, 1), last[:, layer::layers].unbind(1), hh.weight
+            )
+            dy, common = (of_ih @ ih.weight).transpose(0, 1), dict[str, Any]()
+            below = use.saved[each * (layer - 1)][:, 1:] if layer else x
+            uses[:0] = [
+                Use(below, of_ih.transpose(0, 1), common=common),
+                Use(
+                    saved[0][:-1].transpose(0, 1),
+                    of_hh.transpose(0, 1),
+                    common=common if of_hh is of_ih else {},
+                ),
+            ]
+            firsts.insert(0, first)
         if use.x.dim() == 2:  # with the states to begin with
-            dy = torch.cat([dy.flatten(1), *of_hidden, *of_cells], 1)
+            of_states = [value for state in zip(*firsts, strict=True) for value in state]
+            dy = torch.cat([dy.flatten(1), *of_states], 1)
         use.shared = (dy,)
         return uses
+
+
+class LstmRule(RecurrentRule):
+    """`nn.LSTM`: with a, k, m, s for the gates that admit, keep, make and show, c' = k c + a m and
+    h' = s tanh(c').
+    """
+
+    module: nn.LSTM
+    states, kept = 2, 7
+
+    @override
+    def run(self, x: Tensor, before: Sequence[Tensor], ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
+        bias = None if ih.bias is None or hh.bias is None else ih.bias + hh.bias
+        gates = nn.functional.linear(x, ih.weight, bias)
+        (count, n, _), size = gates.shape, self.module.hidden_size
+        hidden, cells = x.new_empty(2, count + 1, n, size)
+        hidden[0], cells[0] = before
+        squashed, weight = x.new_empty(count, n, size), hh.weight.t().contiguous()
+        h, c = hidden.unbind(), cells.unbind()
+        steps = zip(gates, gates[..., : 2 * size], *gates.chunk(4, 2), squashed, strict=True)
+        for t, (gate, both, admit, keep, new, show, q) in enumerate(steps):
+            gate.addmm_(h[t], weight)
+            both.sigmoid_()
+            new.tanh_()
+            show.sigmoid_()
+            torch.mul(keep, c[t], out=c[t + 1]).addcmul_(admit, new)
+            torch.mul(show, torch.tanh(c[t + 1], out=q), out=h[t + 1])
+        return hidden, cells, gates, squashed
+
+    @override
+    def gradients(
+        self, saved: Sequence[Tensor], dy: Tensor, ends: Sequence[Tensor], weight: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        _, cells, gates, squashed = saved
+        admit, keep, new, show = gates.chunk(4, 2)
+        kept, of_new, through = self.memory.take("slopes", 3, *squashed.shape)
+        kept.copy_(keep)
+        aten.tanh_backward(admit, new, grad_input=of_new)
+        aten.tanh_backward(show, squashed, grad_input=through)
+        aten.sigmoid_backward(new, admit, grad_input=admit)
+        aten.sigmoid_backward(cells[:-1], keep, grad_input=keep)
+        aten.sigmoid_backward(squashed, show, grad_input=show)
+        new.copy_(of_new)
+        by_cell = gates.unflatten(2, (4, -1))[:, :, :3]
+        dh, dc = (end.clone() for end in ends)
+        steps = zip(gates, by_cell, show, through, kept, dy, strict=True)
+        for gate, of_cell, of_show, slope, share, d in reversed(list(steps)):
+            dh += d
+            dc.addcmul_(dh, slope)
+            of_cell.mul_(dc[:, None])
+            of_show.mul_(dh)
+            dc *= share
+            torch.mm(gate, weight, out=dh)
+        return gates, gates, [dh, dc]
+
+
+class GruRule(RecurrentRule):
+    """`nn.GRU`: with r, z, m for the gates that reset, retain and make, and p for the product of
+    the state before that makes, m = tanh(x + r p) and h' = (1 - z) m + z h.
+    """
+
+    module: nn.GRU
+    states, kept = 1, 7
+
+    @override
+    def run(self, x: Tensor, before: Sequence[Tensor], ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
+        gates = nn.functional.linear(x, ih.weight, ih.bias)
+        products, weight = torch.empty_like(gates), hh.weight.t().contiguous()
+        bias = weight.new_zeros(weight.shape[1]) if hh.bias is None else hh.bias
+        (count, n, _), size = gates.shape, self.module.hidden_size
+        hidden = x.new_empty(count + 1, n, size)
+        hidden[0] = before[0]
+        h = hidden.unbind()
+        steps = zip(gates[..., : 2 * size], *gates.chunk(3, 2), products, strict=True)
+        for t, (both, reset, retain, new, product) in enumerate(steps):
+            torch.addmm(bias, h[t], weight, out=product)
+            both.add_(product[:, : 2 * size]).sigmoid_()
+            new.addcmul_(reset, product[:, 2 * size :]).tanh_()
+            torch.lerp(new, h[t], retain, out=h[t + 1])
+        return hidden, gates, products
+
+    @override
+    def gradients(
+        self, saved: Sequence[Tensor], dy: Tensor, ends: Sequence[Tensor], weight: Tensor
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        hidden, gates, products = saved
+        size = dy.shape[2]
+        reset, retain, new = gates.chunk(3, 2)
+        made = products[..., 2 * size :]
+        kept, of_new, slope = self.memory.take("slopes", 3, *dy.shape)
+        kept.copy_(retain)
+        torch.sub(hidden[:-1], new, out=slope)
+        aten.sigmoid_backward(slope, retain, grad_input=retain)
+        aten.tanh_backward(torch.sub(1, kept, out=slope), new, grad_input=of_new)
+        torch.mul(made, of_new, out=slope)
+        torch.mul(of_new, reset, out=made)
+        aten.sigmoid_backward(slope, reset, grad_input=reset)
+        new.copy_(of_new)
+        products[..., : 2 * size] = gates[..., : 2 * size]
+        dh = ends[0].clone()
+        each = (value.unflatten(2, (3, -1)) for value in (gates, products))
+        steps = zip(products, *each, kept, dy, strict=True)
+        for product, of_x, of_h, share, d in reversed(list(steps)):
+            dh += d
+            of_x.mul_(dh[:, None])
+            of_h.mul_(dh[:, None])
+            dh.mul_(share).addmm_(product, weight)
+        return gates, products, [dh]
 
 
 class _Part(LinearRule):
@@ -171,7 +295,7 @@ class _Part(LinearRule):
         names: names of its parameters in the module.
     """
 
-    def __init__(self, module: nn.LSTM, memory: Memory, name: str, suffix: str) -> None:
+    def __init__(self, module: nn.RNNBase, memory: Memory, name: str, suffix: str) -> None:
         self.names = {"weight": f"weight_{suffix}"} | (
             {"bias": f"bias_{suffix}"} if module.bias else {}
         )
@@ -180,6 +304,9 @@ class _Part(LinearRule):
         for key, own in self.names.items():
             setattr(layer, key, getattr(module, own))
         super().__init__(layer, memory, f"{name}.{suffix}")
+        level = suffix.partition("_")[2]
+        both = (getattr(module, f"weight_{source}_{level}") for source in ("ih", "hh"))
+        self._inputs = sum(weight.shape[1] for weight in both)
 
     @property
     def weight(self) -> Tensor:
@@ -190,6 +317,35 @@ class _Part(LinearRule):
     def bias(self) -> Tensor | None:
         """The bias, detached."""
         return self.bias_of()
+
+    @override
+    def ghost_pays(self, positions: int) -> bool:
+        """The same for both parts of a layer: the second finds the outputs' Gram matrices made."""
+        outputs = self.extent()[0]
+        return 2 * positions * (outputs + self._inputs) <= outputs * self._inputs
+
+    @override
+    def grams_of_outputs(self, use: Use, rows: slice) -> Tensor:
+        if "grams" not in use.common:
+            use.common["grams"] = torch.bmm(use.dy, use.dy.transpose(1, 2))
+        return use.common["grams"][rows]
+
+    @override
+    def biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
+        if "bias" not in self.parameters:
+            return [], []
+        if "biases" not in use.common:
+            use.common["biases"] = super().biases(use)
+        return use.common["biases"]
+
+    @override
+    def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
+        """The inputs are scaled, because the outputs' gradients are usually wider. Both are below
+        2^64, or their Gram matrices would not be finite, so what vanishes in a product is tiny.
+        """
+        x, dy = (value.transpose(0, 1) for value in (use.x, use.dy))
+        scaled = torch.mul(x, factors[:, None], out=self.memory.take("scaled", *x.shape))
+        add_product_(total.view(self.extent()), dy.flatten(0, 1), scaled.flatten(0, 1))
 
 
 class _KeptParts(Kept):
@@ -208,43 +364,3 @@ class _KeptParts(Kept):
     def add(self, sums: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
         for each, places in zip(self._kept, self._places, strict=True):
             each.add([sums[place] for place in places], [factors[place] for place in places])
-
-
-def _gradients_of_gates(
-    gates: Tensor, cells: Tensor, dy: Tensor, ends: States, weight: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gates' inputs [n, T, 4 hidden], and of the states and cells before the first
-    step.
-
-    With a, k, m, s for the gates that admit, keep, make and show, and their inputs underlined, the
-    forward pass is c' = k c + a m and h' = s tanh(c').
-
-    Args:
-        gates: the gates.
-        cells: the cells c, [n, T + 1, hidden].
-        dy: gradients of the hidden states h', [n, T, hidden].
-        ends: further gradients of the last hidden state and of the last cell.
-        weight: weight of the hidden state, [4 hidden, hidden].
-    """
-    gates, cells, dy = (value.transpose(0, 1) for value in (gates, cells, dy))
-    admit, keep, new, show = gates.chunk(4, 2)
-    squashed = cells[1:].tanh()
-    slopes = torch.stack(
-        [
-            aten.sigmoid_backward(new, admit),
-            aten.sigmoid_backward(cells[:-1], keep),
-            aten.tanh_backward(admit, new),
-            aten.sigmoid_backward(squashed, show),
-        ],
-        2,
-    )
-    through = aten.tanh_backward(show, squashed)
-    gradients, (dh, dc) = torch.empty_like(slopes), ends
-    for t in reversed(range(len(gates))):
-        dh = dh + dy[t]
-        dc = torch.addcmul(dc, dh, through[t])
-        torch.mul(slopes[t, :, :3], dc[:, None], out=gradients[t, :, :3])
-        torch.mul(slopes[t, :, 3], dh, out=gradients[t, :, 3])
-        dc = dc * keep[t]
-        dh = gradients[t].flatten(1) @ weight
-    return gradients.flatten(2).transpose(0, 1).contiguous(), dh, dc

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -31,12 +31,14 @@ class Use:
         dy: gradient of the output.
         saved: results of the forward pass for the backward pass, the example first.
         shared: results of the parameters' gradients that the gradient of the input also uses.
+        common: results that uses with the same `dy` have in common.
     """
 
     x: Tensor
     dy: Tensor
     saved: tuple[Tensor, ...] = ()
     shared: tuple[Tensor, ...] = ()
+    common: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.x)

@@ -77,37 +77,25 @@ class Transformer(nn.Module):
         return self.out(self.layer(self.embed(tokens), torch.zeros(7, 7)).mean(1))
 
 
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.gru, self.out = (
-            nn.Embedding(11, 16),
-            nn.GRU(16, 8, batch_first=True),
-            nn.Linear(8, 3),
-        )
-
-    def forward(self, tokens):
-        return self.out(self.gru(self.embed(tokens))[1][0])
-
-
 class Remembering(nn.Module):
-    """An LSTM that is read in one of three ways."""
+    """An LSTM, or a GRU, that is read in one of three ways."""
 
-    def __init__(self, read, hidden=5, **options):
+    def __init__(self, read, hidden=5, kind=nn.LSTM, **options):
         super().__init__()
         self.read, self.embed = read, nn.Embedding(11, 6)
-        self.lstm = nn.LSTM(6, hidden, batch_first=True, **options)
+        self.cell = kind(6, hidden, batch_first=True, **options)
         self.out = nn.Linear(2 * hidden if read == "states" else hidden, 3)
 
     def forward(self, tokens):
         x = self.embed(tokens)
         if self.read == "states":
-            hidden, cells = self.lstm(x)[1]
-            return self.out(torch.cat([hidden[-1], cells[0]], 1))
+            states = self.cell(x)[1]
+            states = states if isinstance(states, tuple) else (states, states)
+            return self.out(torch.cat([states[0][-1], states[1][0]], 1))
         if self.read == "in turn":
-            _, states = self.lstm(x[:, :3])
-            return self.out(self.lstm(x[:, 3:], hx=states)[0].mean(1))
-        return self.out(self.lstm(x)[0][:, -1])
+            _, states = self.cell(x[:, :3])
+            return self.out(self.cell(x[:, 3:], hx=states)[0].mean(1))
+        return self.out(self.cell(x)[0][:, -1])
 
 
 class Unrolled(nn.Module):
@@ -235,11 +223,6 @@ LAYERS = {
         *images(4, 1, 14, 14),
     ),
     "transformer": lambda: (Transformer(), *tokens(5)),
-    "recurrent": lambda: (Recurrent(), *tokens(5)),
-    "LSTM": lambda: (Remembering("last"), *tokens(5)),
-    "LSTM, by Gram matrices": lambda: (Remembering("last", 40), *tokens(5)),
-    "LSTM of two layers": lambda: (Remembering("states", num_layers=2, bias=False), *tokens(5)),
-    "LSTM that is given states": lambda: (Remembering("in turn", num_layers=2), *tokens(5)),
     "bidirectional LSTM": lambda: (BothWays(), *tokens(5)),
     "cell of its own": lambda: (Unrolled(4), *tokens(5)),
     "cell of its own, by Gram matrices": lambda: (Unrolled(40), *tokens(5)),
@@ -281,11 +264,51 @@ def test_layers_equal_a_loop_over_examples(name):
 def test_a_parameter_with_two_names_in_one_layer_has_the_gradients_of_both():
     torch.manual_seed(3)
     model = Remembering("last")
-    model.lstm.bias_hh_l0 = model.lstm.bias_ih_l0
+    model.cell.bias_hh_l0 = model.cell.bias_ih_l0
     compare(model, *tokens(5))
     norm = nn.LayerNorm(4)
     norm.bias = norm.weight
     compare(nn.Sequential(norm, nn.Linear(4, 3)), *images(5, 4))
+
+
+RECURRENT = {
+    "short": {"read": "last"},
+    "by Gram matrices": {"read": "last", "hidden": 40},
+    "of two layers": {"read": "states", "num_layers": 2, "bias": False},
+    "given states": {"read": "in turn", "num_layers": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", RECURRENT.values(), ids=RECURRENT)
+def test_recurrent_layers_equal_a_loop_over_examples(options, kind):
+    torch.manual_seed(1)
+    model, (x, y) = Remembering(kind=kind, **options), tokens(5)
+    compare(model, x, y)
+    model = model.double()
+    table = LayerTable.from_module(model)
+    rows, result = (
+        looped(model, x, y, table),
+        ExampleGradients(model, table).sum(x, y, FlatClip(99.0)),
+    )
+    norms = torch.stack([part.norm(dim=1) for part in table.split(rows)], dim=1)
+    torch.testing.assert_close(result.norms, norms, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(result.total, rows.sum(0), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("hidden", [5, 40])
+@pytest.mark.parametrize("style", [FlatClip(0.1), PerLayerClip((0.1, 0.1))])
+def test_an_example_that_is_not_finite_leaves_recurrent_layers_to_the_others(kind, hidden, style):
+    torch.manual_seed(1)
+    model = Remembering("last", hidden, kind)
+    model.embed = nn.Identity()
+    x, y = torch.randn(4, 7, 6), torch.randint(3, (4,))
+    x[1, 3, 2] = math.nan
+    gradients = ExampleGradients(model, LayerTable.from_module(model))
+    result, others = (gradients.sum(x[rows], y[rows], style) for rows in ([0, 1, 2, 3], [0, 2, 3]))
+    assert result.discarded == 1
+    torch.testing.assert_close(result.total, others.total)
 
 
 def test_sequence_layers_equal_a_loop_by_any_of_the_three_ways():
@@ -352,24 +375,32 @@ def test_frozen_parameters_are_left_out():
     compare(model, *images(4, 2, 6, 6))
 
 
-def test_frozen_parameters_of_an_lstm_are_left_out_and_its_input_is_not():
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_frozen_parameters_of_a_recurrent_layer_are_left_out_and_its_input_is_not(kind):
     torch.manual_seed(6)
-    model = Remembering("last")
+    model = Remembering("last", kind=kind)
     for name in ("weight_ih_l0", "bias_hh_l0"):
-        getattr(model.lstm, name).requires_grad_(False)
+        getattr(model.cell, name).requires_grad_(False)
     compare(model, *tokens(5))
 
 
-def test_an_lstm_has_a_rule_in_one_direction_and_without_dropout():
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_has_a_rule_in_one_direction_and_without_dropout(kind):
     def generic(**options):
-        model = nn.LSTM(2, 3, **{"batch_first": True} | options)
+        model = kind(2, 3, **{"batch_first": True} | options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ExampleGradients(model, LayerTable.from_module(model)).generic
 
     assert generic() == generic(num_layers=2) == generic(dropout=0.0) == ()
-    slow = {"bidirectional": True}, {"batch_first": False}, {"proj_size": 2}
-    assert all(generic(**options) for options in (*slow, {"num_layers": 2, "dropout": 0.5}))
+    slow = {"bidirectional": True}, {"batch_first": False}, {"num_layers": 2, "dropout": 0.5}
+    assert all(generic(**options) for options in slow)
+
+
+def test_an_lstm_with_projections_has_no_rule():
+    model = nn.LSTM(2, 3, proj_size=2, batch_first=True)
+    with pytest.warns(Notice, match="slower"):
+        ExampleGradients(model, LayerTable.from_module(model))
 
 
 def test_micro_batches_change_rounding_only():

@@ -90,18 +90,21 @@ def test_packed_sequences_are_refused(kind):
 
 
 class Given(nn.Module):
-    """An LSTM that is given its states."""
+    """An LSTM, or a GRU, that is given its states."""
 
-    def __init__(self, hidden):
+    def __init__(self, kind, hidden):
         super().__init__()
-        self.cell, self.out = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+        self.cell, self.out = kind(4, 5, batch_first=True), nn.Linear(5, 3)
         self.hidden = hidden
 
     def forward(self, x):
         states = x.new_zeros(1, len(x), self.hidden)
-        return self.out(self.cell(x, (states, states))[0][:, -1])
+        if isinstance(self.cell, nn.LSTM):
+            states = states, states
+        return self.out(self.cell(x, states)[0][:, -1])
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 @pytest.mark.parametrize(
     ("shape", "hidden", "reason"),
     [
@@ -110,8 +113,8 @@ class Given(nn.Module):
         ((6, 4), 4, "Expected hidden"),
     ],
 )
-def test_an_lstm_takes_sequences_and_states_of_its_own_shape(shape, hidden, reason):
-    assert reason in refused(Given(hidden), *images(3, *shape))
+def test_a_recurrent_layer_takes_sequences_and_states_of_its_own_shape(kind, shape, hidden, reason):
+    assert reason in refused(Given(kind, hidden), *images(3, *shape))
 
 
 class Checkpointed(nn.Module):
