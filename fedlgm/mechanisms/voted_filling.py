@@ -50,7 +50,7 @@ class VotedFilling(FlatGaussian):
     share: Share = 0.5
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse noise that is correlated over rounds, which needs as many numbers in every
+        """Refuse noise that is correlated over rounds. It needs the same number of values in every
         round.
 
         Raises:

@@ -290,7 +290,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
                 )
         while excess(low, kind) < 0:
             if low <= math.log(SMALLEST_MULTIPLIER):
-                return low  # a budget that hardly asks for noise: more of it than needed is safe
+                return low  # the budget requires hardly any noise, and more noise is safe
             low, high = max(low - 0.5, math.log(SMALLEST_MULTIPLIER)), low
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 

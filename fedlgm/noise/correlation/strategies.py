@@ -76,9 +76,10 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     Args:
         name: "identity" (independent noise); "square-root" (closed form, least largest error if
             every client takes part once); "banded" (optimal banded Toeplitz, the usual choice: take
-            as many bands as rounds between a client's participations, or as groups); "blt" (a few
-            buffers instead of `bands` - 1 vectors as state; no amplification); a registered name,
-            or your own strategy as "package.module:name" (see `register`).
+            as many bands as there are rounds between a client's participations, or as there are
+            groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
+            amplification); a registered name, or your own strategy as "package.module:name" (see
+            `register`).
         rounds: T >= 1, planned number of releases.
         options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a
             `Workload`) and reduce ("mean" or "max" over the outputs), which define the optimised
