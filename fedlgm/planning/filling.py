@@ -41,7 +41,8 @@ def level(squares: Tensor, bound: float) -> Tensor:
     """
     check_positive(bound=bound)
     ordered = squares.sort(dim=1).values
-    # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
+    # Energy of the smaller layers. A difference of sums would lose it to rounding beside a large
+    # layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
     levels = (bound**2 - within) / sharing

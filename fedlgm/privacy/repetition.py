@@ -60,8 +60,8 @@ def compose_with(
 
 
 def _cut(pmf: DensePLDPmf, truncation: float = 1e-15) -> DensePLDPmf:
-    """The distribution without the tails that `DensePLDPmf.compose` cuts off: the lower one becomes
-    the least loss, the upper one an infinite loss.
+    """The distribution without the tails that `DensePLDPmf.compose` cuts off: the lower tail
+    becomes the least loss, and the upper tail becomes an infinite loss.
     """
     from_below, from_above = (
         np.append(np.add.accumulate(probs) > truncation / 2, True).argmax()
