@@ -28,7 +28,9 @@ from fedlgm.wording import alternatives
 
 MOST_RELEASES, _LARGEST = 1_000_000, 10**15
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
-"""Noise multipliers for which figures are computed: less noise has none, more counts as the most."""
+"""Noise multipliers for which figures are computed: less noise has no figures, and more noise
+counts as the largest multiplier.
+"""
 PLAIN_MECHANISMS = (
     "gaussian",
     "laplace",
@@ -100,8 +102,9 @@ class Settings:
         stated_for: what the stated epsilon covers: "round", "epoch", "part" (what followed the last
             start of the accountant) or "run".
         accounted_as: sampling that the accounting assumed: "poisson", "fixed" or "none".
-        accounted: values with which epsilon was computed, where they may differ from those of the
-            run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`, `steps`.
+        accounted: values with which epsilon was computed, where they may differ from the values of
+            the run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`,
+            `steps`.
         accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
         orders: Renyi orders of the accounting, each above 1.
         runs, search_charged: number of runs on the same data, this one included, and whether the

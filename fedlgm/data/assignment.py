@@ -303,8 +303,8 @@ def _hetero_dirichlet(
     balance: bool,
     rng: np.random.Generator,
 ) -> None:
-    """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them
-    below average size.
+    """Cut each class by Dirichlet proportions over the first `clients` clients, or over those of
+    them that are below average size.
 
     The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for
     that part directly has the same law and avoids dividing zero by zero. Until the last sample is

@@ -164,8 +164,8 @@ class RunFacts:
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.
         shares: the clients whose noise counts under distributed trust; otherwise None.
-        assumes: what the guarantee assumes about a user's model or code without a proof by the
-            library, as the end of a sentence ("conditional on ..."); empty if all is proven.
+        assumes: assumptions of the guarantee about a user's model or code that the library cannot
+            prove, as the end of a sentence ("conditional on ..."); empty if all is proven.
         overlap: largest number K of clients at which one person has data. With more than one
             client, the run's epsilon is the epsilon of a person at all of them ("One person at up
             to K nodes, jointly" in docs/proofs/units.md); plans that protect whole clients then

@@ -39,7 +39,7 @@ from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
 MARGIN = 1e-7
-"""Relative margin of the calibrated multiplier. It covers that rounding in plans and in events."""
+"""Relative margin of the calibrated multiplier. It covers the rounding in plans and in events."""
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def opacus_facts(
 
 def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
     """Settings of an engine of Opacus before 1.0, or of an optimizer that the script wraps itself.
-    Neither replaces the loader.
+    Neither of them replaces the loader.
     """
     words = source.words(call)
     facts = {key: words[name] for name, key in _ATTACHED.items() if name in words}
@@ -123,7 +123,7 @@ def _epochs(source: Source) -> int | None:
 
 
 def _targets(source: Source) -> Iterator[ast.expr]:
-    """Whatever the script assigns to."""
+    """Everything to which the script assigns a value."""
     for node in source.nodes(ast.Assign, ast.AugAssign, ast.AnnAssign):
         yield from node.targets if isinstance(node, ast.Assign) else [node.target]
 
