@@ -30,7 +30,7 @@ SHORT = frozenset(
         "fedlgm.testing",
     }
 )
-"""Public names of modules that have a longer one beside it, without a warning."""
+"""Short public names of modules that also have a longer name. They give no warning."""
 
 _MOVED = {
     "clients.node": "fedlgm_nodes.service",

@@ -350,7 +350,7 @@ def _check_classes(
     names: tuple[str, ...],
     stated: bool = False,
 ) -> _Found:
-    """The same, if the test images, which are public, have all classes; those that are `stated`
+    """The same, if the test images, which are public, have all classes. Classes that are `stated`
     need no images.
     """
     if not (~tests).any() or not tests.any():

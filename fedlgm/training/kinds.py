@@ -43,8 +43,8 @@ class TrainerKind:
             there is no such trainer.
         native: the same maker as `sequential`, for the compiled kernel; None if there is no such
             trainer.
-        together: how the vectorised trainer could mix clients, if it is a user's; None if it is
-            not.
+        together: how a user's vectorised trainer could mix clients; None if the trainer is not a
+            user's.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None

@@ -27,7 +27,7 @@ class Schedule:
     Args:
         tasks: at most `rows` clients.
         orders: their examples' order in every epoch, [epochs, n] each.
-        rows: clients in the padded batch; those without a task read the first client's examples,
+        rows: clients in the padded batch; rows without a task read the first client's examples,
             masked.
         size: examples of a step.
         device: device of the steps.

@@ -213,7 +213,7 @@ def _check_objects(
         if inside or is_raw(optimizer, "optimizer"):
             reading.append(Verdict("broken", why, bound=False))
         elif call_name(source.expression(optimizer)) in _OPTIMIZERS:
-            # of a loss of its own, as of a generator, it may see no private data
+            # an optimizer with its own loss, such as a generator's, may see no private data
             loops = [node for node in source.around(step) if isinstance(node, ast.For)][:1]
             losses = [
                 node for node in source.named("backward") if {*source.around(node)} & {*loops}

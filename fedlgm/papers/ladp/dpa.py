@@ -3,9 +3,8 @@ RECONSTRUCTION.
 
 Source: Zhang, Fay and Johansson, "Dynamic Privacy Allocation for Locally Differentially Private
 Federated Learning with Composite Objectives" (ICASSP 2024). Its abstract states the problem; its
-solution was not available and is derived here: where the error contracts as e_(t+1) <= g e_t +
-const sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is
-least at
+solution was not available and is derived here. If the error contracts as e_(t+1) <= g e_t + const
+sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is least at
 
     sigma_t^2 proportional to g^(-(T-1-t) / 2).
 

@@ -90,8 +90,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             np.full(len(layers), self._half_sensitivity(facts) * facts.noise_multiplier),
             facts,
             Guarantee("none", reason),
-            # A participation costs q epsilon: added up over T participations it is the paper's q T
-            # epsilon.
+            # A participation costs q epsilon. Over T participations, this adds up to the paper's q
+            # T epsilon.
             claim={"epsilon": self.batch_share * epsilon},
         )
 

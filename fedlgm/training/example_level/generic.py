@@ -187,7 +187,9 @@ class GenericSite:
     def _find_axes(
         self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
     ) -> Sequence[int]:
-        """The examples' dimension in each output, which grows with the number of examples."""
+        """The examples' dimension in each output: the dimension that grows with the number of
+        examples.
+        """
         if self._axes is None:
             shapes = []
             with torch.no_grad(), fork_rng(None):

@@ -105,8 +105,8 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site; one with a rule takes its inputs joined, and returns what the
-        rule's `forward` does.
+        """Forward pass of a site. A site with a rule takes its inputs joined, and returns what the
+        rule's `forward` returns.
 
         Raises:
             ConfigError: the call is part of the backward pass, or the first dimension is not the

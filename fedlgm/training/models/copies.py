@@ -51,7 +51,7 @@ def copy_model(module: M) -> M:
 def require_own_storage(module: nn.Module) -> None:
     """Refuse two parameters, or a parameter and another tensor of the model, in the same memory.
 
-    One parameter under two names is no such pair.
+    One parameter under two names is allowed.
 
     Raises:
         ConfigError: the message names both.
@@ -93,8 +93,8 @@ def require_own_storage(module: nn.Module) -> None:
 
 @drawing()
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a
-    change of weights.
+    """Refuse a model whose copies do not follow their own weights. Outputs and gradients after a
+    change of weights show this.
 
     One thread at a time changes weights or copies a model, so that threads may share one.
 

@@ -29,7 +29,7 @@ class Hazards(Task):
     A row that is censored within an interval counts for the intervals before it.
 
     Args:
-        breaks: ends of the intervals, public and rising; what is later than the last one counts as
+        breaks: ends of the intervals, public and rising; a time after the last break counts as
             survival.
 
     Raises:
