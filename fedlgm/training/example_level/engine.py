@@ -122,8 +122,8 @@ class ExampleGradients:
             activations. It affects only rounding.
         exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples
             differ in one example, their difference then exceeds this example's contribution by at
-            most n^2 2^-52 bounds; in float32 it exceeds it by up to n^2 2^-23. Gradients themselves
-            stay in the precision of the parameters.
+            most n^2 2^-52 bounds; in float32 by up to n^2 2^-23 bounds. Gradients themselves stay
+            in the precision of the parameters.
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode;

@@ -157,8 +157,8 @@ def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> Ex
 
 
 def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
-    """Refuse a model whose outputs for a row depend on other rows: if it has a condition, also on
-    many rows and on hostile rows.
+    """Refuse a model whose outputs for a row depend on other rows. If the model has a condition,
+    many and hostile rows are tried, too.
     """
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))

@@ -109,7 +109,7 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 def is_altered(module: nn.Module) -> bool:
     """Whether more than a module's class decides what the module computes: hooks of the module, of
     its parameters or of all modules; a replaced method, such as `forward` or what it calls; a
-    tensor of another type; or a tensor in place of a parameter.
+    tensor of a subclass; or a tensor in place of a parameter.
 
     Example:
         >>> layer = nn.Linear(2, 1)
