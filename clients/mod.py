@@ -92,8 +92,8 @@ class PrivateUpdates:
         self._module = copy_model(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" names the client, "train" trains and bounds, all others are
-        refused.
+        """Serve one message: "query" names the client, "train" trains and bounds, and all other
+        types are refused.
 
         Raises:
             ConfigError: a mod of Flower's own differential privacy comes after this one.

@@ -75,7 +75,7 @@ class PublishedClient(LayerwiseClient):
 
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with the figures from which the server plans, [rows, K]: raw layer norms of the
-        updates, or those of `ExampleTrainer.figures`.
+        updates, or the figures of `ExampleTrainer.figures`.
         """
         asked = asked_of(message, self._layers, self._serves)
         contributions, layers = self._contributions, len(self._layers)

@@ -121,8 +121,8 @@ class LayerwiseFedAvg(FedAvg):
         releaser: keys, ledger and numerics of the server's releases.
         nodes: assignment of nodes to clients.
         on_round: called with each finished round and the new transcript.
-        continue_ledger: whether the ledger may hold other rounds than those of `transcript`. The
-            costs of all rounds then add up.
+        continue_ledger: whether the ledger may hold rounds that are not in `transcript`. The costs
+            of all rounds then add up.
 
     Raises:
         ConfigError: real nodes have a public seed, the run's accounting does not cover the cohorts,
@@ -234,8 +234,8 @@ class LayerwiseFedAvg(FedAvg):
             RunError: no round was configured, a simulation's block failed, or too few nodes
                 answered.
             LedgerError: the release cannot be charged.
-            DivergedError: the server step gave NaN or infinity; `transcript` is still that of the
-                previous round.
+            DivergedError: the server step gave NaN or infinity; `transcript` is still the
+                transcript of the previous round.
         """
         pending, self._pending = self._pending, None
         if pending is None:

@@ -229,8 +229,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a
                 wrong type.
-            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the
-                previous round.
+            DivergedError: a round's model is NaN or infinite; `state_dict()` is still the model of
+                the previous round.
             LedgerError: another run is charging the ledger, or has charged rounds since this
                 strategy was created.
         """
@@ -461,7 +461,9 @@ def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricR
 
 
 def _warn_of_arrays(given: ArrayRecord, records: Iterable[ArrayRecord]) -> None:
-    """Warn of initial weights that no client will train, such as those of a pretrained model."""
+    """Warn of initial weights that no client will train, such as the weights of a pretrained
+    model.
+    """
     theirs = given.to_numpy_ndarrays()
     for record in records:
         ours = record.to_numpy_ndarrays()

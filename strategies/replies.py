@@ -2,7 +2,7 @@
 
 A single client's reply is not trusted: it counts as at most one contribution within the plan's
 bounds. A reply that breaks a rule counts as zero and is reported with the node's name; it cannot
-weaken the protection of others.
+weaken the protection of other clients.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def repeated_noise(settings: Settings) -> Verdict | None:
     """Whether noise is added once."""
     if settings.noise_additions == 1:
         return None
-    # under local trust the receiver may know what the others add
+    # under local trust the receiver may know the noise of the other clients
     counts = settings.mechanism == "gaussian" and settings.trust == "central"
     return Verdict(
         "conditional",

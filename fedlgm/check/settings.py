@@ -77,12 +77,13 @@ class Settings:
             count), "adaptive-late" (the same, with the noise of the next bound).
         count_std: standard deviation of the noise of the count of an adaptive bound.
         norm: norm that is bounded, "l1" or "l2".
-        layers, layer_claim: number of layers that have bound and noise of their own, with
+        layers, layer_claim: number of layers that have their own bound and noise, with
             `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
             "joint", "sum" or "parallel" (the largest of them).
         noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
             or "mean".
-        noise_size: number of units for whose mean the noise is scaled, if it is not that of a step.
+        noise_size: number of units for whose mean the noise is scaled, if this is not the number of
+            units in a step.
         noise_additions: how often independent noise of this scale is added.
         noise_seed: "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of

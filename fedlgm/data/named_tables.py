@@ -34,7 +34,8 @@ def read_files(
     """Files as a mapping of frames for `fedlgm.data.encoding.from_tables`.
 
     A pattern such as "sites/*.csv", or a list, stands for one file of each site: the sites are then
-    the users, unless `users` names a column. The columns are those of the test file, in any order.
+    the users, unless `users` names a column. All files have the columns of the test file, in any
+    order.
 
     Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
     is a name. Targets are numbers if all targets of the public test file are numbers and none of

@@ -103,11 +103,11 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             or "label"; tokens without either are their own target, for the task "causal-lm");
             "inputs", a column or a list of them, for the features (default: all others); "text" and
             "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to
-            which texts are cut and all rows are padded (default: that of the longest test row, if
-            no training row is longer); "standardise", {column: (mean, deviation)} of public
-            figures, or "test" for those of the test rows, which are public (columns of Booleans
-            stay as they are); the model's exports then hold these constants; "image_size" and
-            "channels" of images, see `fedlgm.data.pixels.fit_image`. Other keys are passed on.
+            which texts are cut and all rows are padded (default: the length of the longest test
+            row, if no training row is longer); "standardise", {column: (mean, deviation)} of public
+            figures, or "test" for the figures of the test rows, which are public (columns of
+            Booleans stay as they are); the model's exports then hold these constants; "image_size"
+            and "channels" of images, see `fedlgm.data.pixels.fit_image`. Other keys are passed on.
 
     Returns:
         The mapping with arrays, and with the descriptions of the features as "columns". If "labels"

@@ -78,7 +78,7 @@ def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
         found: the data before the task has prepared them.
 
     Raises:
-        ConfigError: a user's task fails, or prepares an example by means of others.
+        ConfigError: a user's task fails, or prepares an example by means of other examples.
     """
     if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
         return task.prepare(found), []

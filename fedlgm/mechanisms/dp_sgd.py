@@ -91,7 +91,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     """Clipped per-example gradients with Gaussian noise on their sum.
 
     Raises:
-        ConfigError: an option is out of range, the style is a mechanism of its own, or 'flat' is
+        ConfigError: an option is out of range, the style is a separate mechanism, or 'flat' is
             given options of 'per-layer'.
 
     Example:

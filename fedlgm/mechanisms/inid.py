@@ -146,8 +146,8 @@ def noise_scales(
     Args:
         family: law of the noise.
         rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including
-            those of zero sensitivity, and "spr" gives each coordinate that can change an equal
-            share of the budget.
+            coordinates of zero sensitivity, and "spr" gives each coordinate that can change an
+            equal share of the budget.
         profile: sensitivities lambda, shape [K], or a `Profile`.
         budget: mu of mu-Gaussian DP, or epsilon of pure DP for Laplace noise; > 0.
         p: for "inid", as in `gaussian_inid`.

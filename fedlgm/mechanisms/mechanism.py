@@ -197,8 +197,8 @@ class PlansFromAnswers:
     """A mechanism under local trust in which every client plans its layers from its own answer to
     the round's queries, after the noise.
 
-    The answer and the layers are two releases of the client. Both together cost what the round's
-    plan costs, whatever the answer is, so they are charged by that plan.
+    The answer and the layers are two releases of the client. For every answer, the two releases
+    together cost what the round's plan costs, so they are charged by that plan.
     """
 
     def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:

@@ -172,7 +172,7 @@ class Method:
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
     ) -> None:
-        """Refuse a ledger that holds other rounds than those of `past` (see
+        """Refuse a ledger that holds other rounds than the rounds of `past` (see
         `fedlgm.privacy.reuse`).
 
         Args:

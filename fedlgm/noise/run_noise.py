@@ -222,7 +222,8 @@ class RunNoise:
             device: device of the draw.
 
         Raises:
-            PrivacyError: C or size differs from that of earlier rounds, or C has no such round.
+            PrivacyError: C or the size is not the same as in earlier rounds, or C has no such
+                round.
             RunError: the ring of an earlier round is not known.
         """
         if not 1 <= round <= noise.rounds:
@@ -284,7 +285,7 @@ class RunNoise:
         noise continues while the layer is not released.
 
         Raises:
-            PrivacyError: the plan is that of another round.
+            PrivacyError: the plan belongs to another round.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:

@@ -338,7 +338,7 @@ class Allocated(Joint):
         return multiplier * (1 + privacy.whole_run.MARGIN)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of the block for its first round; nothing for the others."""
+        """The cost of the block for its first round; nothing for the other rounds."""
         return self._block() if plan.place % self.allocation.rounds == 0 else self._nothing()
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:

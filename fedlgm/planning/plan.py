@@ -57,7 +57,7 @@ class ReleasePlan:
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: whether each layer is released, bool [K]; clients do not upload the others.
+        released: whether each layer is released, bool [K]; clients do not upload the other layers.
             Default: the layers with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's
@@ -103,7 +103,7 @@ class ReleasePlan:
     fills: tuple[int, ...] = ()
 
     protected: ClassVar[bool] = True
-    """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
+    """Whether the event belongs to a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
         # These are copies. If a view of an array or tensor changed later, the bounds would differ

@@ -125,8 +125,8 @@ class NoisyQuery:
         """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
         count as zero.
 
-        A user's query encodes one row at a time, so that no row can change the answers of the
-        others.
+        A user's query encodes one row at a time, so that no row can change the answer of another
+        row.
 
         Args:
             norms: see `AuxiliaryQuery.encode`.
@@ -402,8 +402,8 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     names.
 
     Raises:
-        PrivacyError: the name belongs to another query, or sizes or options differ from those of
-            the registered one.
+        PrivacyError: the name belongs to another query, or its sizes or options differ from the
+            registered query.
     """
     if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(

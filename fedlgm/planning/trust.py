@@ -28,7 +28,7 @@ NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than assumed."""
 
 NUMBERS = ("<f4", "<f8")
-"""Types of the numbers in a client's answer, unless its trust model states others."""
+"""Types of the numbers in a client's answer, unless its trust model states other types."""
 
 
 class Adversary(NamedTuple):

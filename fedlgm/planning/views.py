@@ -65,7 +65,7 @@ class Plan(Protocol):
 
     @property
     def protected(self) -> bool:
-        """Whether the plan's event is that of a private release."""
+        """Whether the plan's event belongs to a private release."""
 
     @property
     def facts(self) -> Facts:

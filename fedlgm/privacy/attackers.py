@@ -67,8 +67,8 @@ class AttackRates:
 
     @classmethod
     def of_budget(cls, epsilon: float, delta: float) -> AttackRates:
-        """Bounds that follow from one pair of epsilon and delta, which are weaker than those of a
-        run's whole profile.
+        """Bounds that follow from one pair of epsilon and delta. They are weaker than the bounds
+        from a run's whole profile.
 
         Raises:
             ConfigError: epsilon or delta is out of range.
@@ -218,7 +218,8 @@ def attack_rates(
 
     Args:
         source: noise multiplier of `steps` Gaussian releases; or a `DpEvent`; or an open `Ledger`,
-            whose charges are composed (under local trust, those of the participant who spent most).
+            whose charges are composed (under local trust, the charges of the participant who spent
+            most).
         sampling_rate: probability q in (0, 1] that a unit takes part in a release, for a noise
             multiplier.
         steps: number of releases T >= 0; for an event the number of its repetitions.

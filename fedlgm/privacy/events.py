@@ -44,7 +44,8 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
 
 @dataclass(frozen=True)
 class AllocationDpEvent(dp_event.DpEvent):
-    """Releases in a number of rounds, in exactly `participations` of which a unit takes part.
+    """Releases in a number of rounds. A unit takes part in exactly `participations` of these
+    rounds.
 
     The rounds of a unit are a uniform draw without replacement, independent of all other units'
     draws, and stay secret. Other units may know their own rounds. The neighbouring relations are
@@ -345,7 +346,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     """Inverse of `encode`.
 
     Raises:
-        ValueError: the record is not that of a known event.
+        ValueError: the record does not belong to a known event.
         ConfigError: as in `encode`.
 
     Example:

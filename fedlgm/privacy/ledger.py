@@ -442,7 +442,7 @@ class Ledger:
             return self._db.execute(query, values).fetchall()
 
     def hold(self) -> AbstractContextManager[None]:
-        """Keep other runs, also those of other processes, from holding this ledger in the block.
+        """Keep other runs, also runs of other processes, from holding this ledger in the block.
 
         A run holds its ledger from the check that the ledger has no other rounds to its own last
         charge. The operating system releases the lock when the process ends.

@@ -103,7 +103,7 @@ def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLos
 
     Args:
         multiplier: noise std of every round over the unit's bound, at least 0.1.
-        rounds: number n of rounds, of which one is drawn uniformly.
+        rounds: number n of rounds. One of them is drawn uniformly.
         interval: distance of the grid's losses.
 
     Example:

@@ -2,7 +2,7 @@
 
 Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
 on the number of rounds. This module computes only the few decisive moments exactly, and only once.
-The result equals that of `dp_accounting.pld.common.self_convolve`, bit for bit.
+The result equals the result of `dp_accounting.pld.common.self_convolve`, bit for bit.
 """
 
 from __future__ import annotations

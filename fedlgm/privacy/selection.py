@@ -97,7 +97,7 @@ def selection_epsilon(
     expected_runs: float,
     law: Law = "logarithmic",
 ) -> float:
-    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is
+    """Epsilon of a search over runs of a sampled Gaussian mechanism. Only the best run is
     published.
 
     The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of

@@ -34,7 +34,7 @@ def opacus_facts(
         source: the script.
         call: its call of `make_private` or `make_private_with_epsilon`.
         reading: verdicts, which are added to.
-        runs: whether repetitions are runs of their own, whose number is stated.
+        runs: whether repetitions are separate runs and their number is stated.
 
     Example:
         >>> source = Source("for _ in range(9): PrivacyEngine().make_private(noise_multiplier=1.0)")

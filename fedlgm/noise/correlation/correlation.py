@@ -227,7 +227,7 @@ class Correlation:
 
         If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
         the charges compose to the cost of the rounds released so far. The figure is 0 where a round
-        adds nothing. Arguments and errors are those of `sensitivity`.
+        adds nothing. Arguments and errors are as in `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):

@@ -40,8 +40,8 @@ def register(name: str, make: Strategy) -> None:
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
-            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
+        make: function (rounds, **options) -> `Correlation`. Of the options `workload`, `bands`,
+            `buffers` and `min_separation`, a run passes the ones that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -87,7 +87,8 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
             every client once), for which "blt" is optimised.
 
     Returns:
-        The correlation; coefficients have norm 1, except those of "blt", which begin with 1.
+        The correlation; coefficients have norm 1, except that the coefficients of "blt" begin with
+        1.
 
     Raises:
         ConfigError: a name or option is unknown, a value is outside its range, or a strategy of

@@ -28,8 +28,8 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     The allocation is optimal for unsampled Gaussian noise (one zCDP budget); under Poisson sampling
     it is the same schedule, scaled to the accountant's total.
 
-    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds that of Full
-    DP by 26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
+    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds Full DP's by
+    26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
     """
 
     reason = (

@@ -263,7 +263,7 @@ class _PerLayer:
 
 
 def call_without_graph(site: Site | GenericSite, *arguments: Any, **named: Any) -> Any:
-    """As `Pass.call`, not recorded by autograd."""
+    """Like `Pass.call`, but not recorded by autograd."""
     if isinstance(site, GenericSite):
         return type(site.module).forward(site.module, *arguments, **named)
     return site.rule.forward(site.rule.prepare(*arguments))[0]

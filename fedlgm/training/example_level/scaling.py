@@ -219,7 +219,7 @@ class _Whole(Scaling):
 
     @override
     def factors(self, norms: Tensor) -> Tensor:
-        if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
+        if norms.shape[1] == 1:  # the only layer's norm is the norm of the whole, to the bit
             return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 

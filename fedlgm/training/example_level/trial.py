@@ -194,7 +194,7 @@ def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
 
 
 class _Gradients:
-    """The engine's clipped gradients beside those of autograd, one example at a time.
+    """The engine's clipped gradients beside autograd's gradients, one example at a time.
 
     Args:
         engine: the engine's gradients.

@@ -119,7 +119,7 @@ class RecurrentRule(Rule):
         before the first step.
 
         Args:
-            saved: results of `run`, of which all but the states are overwritten.
+            saved: results of `run`. All of them except the states are overwritten.
             dy: gradients of the hidden states, [T, n, hidden].
             ends: further gradients of the last states.
             weight: weight of the hidden state.
