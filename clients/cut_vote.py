@@ -48,7 +48,7 @@ class VotingWork(LocalWork):
 
 
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients, which also vote if the plan asks for votes; see
+    """Contributions of whole clients. The clients also vote if the plan asks for votes; see
     `ClientUpdates`.
     """
 

@@ -95,7 +95,7 @@ class LayerwiseClient:
         """The client as a Flower `ClientApp`.
 
         Args:
-            app: the app that calls this client; default: one that replies to the server with a
+            app: the app that calls this client; default: an app that replies to the server with a
                 refusal's sentence.
         """
         app = ReplyingApp() if app is None else app

@@ -240,7 +240,7 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
 
     Args:
         target: the file.
-        save: writes a file of the given path, whose suffix may be another.
+        save: writes a file at a given path. The suffix of this path may differ from the target's.
 
     Raises:
         RunError: it cannot be written.

@@ -47,7 +47,7 @@ class ReleaseKeeper(Protocol):
             plan: plan of the release.
             noisy: the released sum, float64 [plan.size].
             key: name of the server's noise, as in the ledger; None if the clients add the noise.
-            exact: the bounded sum before the server's noise, which stays secret, float64
+            exact: the bounded sum before the server's noise is added; it stays secret; float64
                 [plan.size]; None if the clients add the noise.
         """
 

@@ -14,7 +14,7 @@ from fedlgm.check.verdict import Verdict
 from fedlgm.privacy.guarantee import Relation
 
 _ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
-_LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
+_LARGEST_LOSS = 2e6  # largest number of samples over their squared noise that a grid can hold
 _LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which this sum is the only figure
 _MOST_STEPS = 100  # of a group; `AttackRates.of_units` computes each of them
 

@@ -279,7 +279,8 @@ def outline(
 
     Args:
         name: as for `load`.
-        image_classes: stated number of classes of an "image-folder", which is unknown otherwise.
+        image_classes: stated number of classes of an "image-folder"; otherwise the number is
+            unknown.
         image_size: height and width of its images.
         channels: channels of its images.
         options: further options of `load`. A table without files has the shape of its `inputs`,
@@ -311,7 +312,8 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
 
     Args:
         name: as for `load`.
-        train_images: stated number of an "image-folder", which is unknown otherwise.
+        train_images: stated number of training images of an "image-folder"; otherwise the number is
+            unknown.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)

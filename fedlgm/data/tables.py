@@ -38,7 +38,7 @@ OPTIONS = (
     "standardise",
 )
 INTERCEPT = "(intercept)"
-"""Name of the intercept among a linear model's coefficients, which no column may have."""
+"""Name of the intercept among a linear model's coefficients. No column may have this name."""
 _KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
 _Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and targets

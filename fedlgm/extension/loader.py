@@ -27,7 +27,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 OWN = "your own as 'package.module:name'"
 
 HUB = "hf:"
-"""Beginning of the name of a data set of the Hugging Face Hub, which is not a reference."""
+"""Beginning of the name of a data set of the Hugging Face Hub. Such a name is not a reference."""
 
 
 def is_reference(name: object) -> bool:

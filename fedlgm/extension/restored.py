@@ -59,8 +59,8 @@ def fresh(part: T) -> T:
 
 
 class Watched:
-    """The users' functions and classes that parts reach, which no client may change: all copies
-    share them.
+    """The users' functions and classes that parts reach. No client may change them, because all
+    copies share them.
 
     Args:
         parts: see `shared_state`, which would not see a change through another name.

@@ -51,7 +51,8 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 @dataclass(frozen=True)
 class GroupNoise(Bounded):
-    """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
+    """Per-layer bounds C_m with Gaussian or Laplace noise. The noise scales follow one of the
+    rules.
 
     Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and
     "laplace-iid".

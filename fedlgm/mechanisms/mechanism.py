@@ -238,8 +238,8 @@ def rule_hint(found: object) -> str:
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled one is a defect
-    with a traceback.
+    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled mechanism is a
+    defect and keeps its traceback.
 
     Args:
         kind: the mechanism's class.

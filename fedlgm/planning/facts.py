@@ -312,8 +312,8 @@ class RunFacts:
         return replace(self, noise_multiplier=noise_multiplier)
 
     def assuming(self, *conditions: str) -> RunFacts:
-        """The same facts, whose guarantee also assumes these conditions; empty ones and repetitions
-        add nothing.
+        """The same facts, with these conditions as further assumptions of the guarantee. Empty
+        conditions and repetitions add nothing.
 
         Example:
             >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))

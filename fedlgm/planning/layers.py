@@ -244,8 +244,8 @@ class LayerTable:
                 )
 
     def bind_(self, module: torch.nn.Module) -> Tensor:
-        """Move the module's float32 parameters into one new flat vector [D], which they share from
-        now on.
+        """Move the module's float32 parameters into one new flat vector [D]. They share this vector
+        from now on.
 
         Afterwards writing the returned vector writes the module, and reading it needs no copy.
 

@@ -327,8 +327,8 @@ class CutVote(AuxiliaryQuery):
     clipping.
 
     Norms do not tell which cut lowers the client's loss more, so clients compare losses
-    (`clients.cut_vote.CutVotes`). A client that cannot evaluate its loss, or whose update both cuts
-    leave equal, abstains with 0.
+    (`clients.cut_vote.CutVotes`). A client abstains with 0 if it cannot evaluate its loss, or if
+    both cuts give equal updates.
 
     Example:
         >>> query = CutVote((5,))

@@ -47,7 +47,7 @@ _LITTLE_NOISE = 0.3
 
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of one release, which takes nearly all of the time of a
+    """Privacy loss distribution of one release. Its computation takes nearly all of the time of a
     composition.
     """
     return repeatable(sampled_gaussian(multiplier, rate, interval))
@@ -122,7 +122,9 @@ class PldAccountant(PLDAccountant):
 
 @lru_cache(maxsize=128)
 def _renyi_curve(multiplier: float, rate: float, orders: tuple[float, ...]) -> Any:
-    """Renyi divergences of one release, which take nearly all of the time of a composition."""
+    """Renyi divergences of one release. Their computation takes nearly all of the time of a
+    composition.
+    """
     return RdpAccountant(orders=orders).compose(gaussian_event(multiplier, rate)).rdp
 
 

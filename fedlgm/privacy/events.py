@@ -128,8 +128,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 @plain_numbers
 def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_event.DpEvent:
-    """Event of Gaussian releases in `rounds` rounds, in `participations` of which a unit takes part
-    (see `AllocationDpEvent`); the event of plain releases if it takes part in all rounds.
+    """Event of Gaussian releases in `rounds` rounds if a unit takes part in `participations` of
+    them (see `AllocationDpEvent`); the event of plain releases if it takes part in all rounds.
 
     Args:
         multiplier: noise std of each round over the largest change of a release by a neighbour.

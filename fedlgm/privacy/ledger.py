@@ -430,8 +430,8 @@ class Ledger:
         )
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on, which an interrupted run had
-        already released.
+        """(round, client, key) of all clients' rows from `round` on. An interrupted run had already
+        made these releases.
         """
         return self._rows(
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round

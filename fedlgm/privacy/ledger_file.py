@@ -124,7 +124,8 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold a ledger in the block. The lock is on a file beside the ledger, which is not deleted.
+    """Hold a ledger in the block. The lock is on a file beside the ledger. This file is not
+    deleted.
 
     If the lock were on the ledger's own file, closing this file would end SQLite's locks of this
     process.

@@ -33,7 +33,7 @@ def opacus_facts(
     Args:
         source: the script.
         call: its call of `make_private` or `make_private_with_epsilon`.
-        reading: verdicts, which are added to.
+        reading: verdicts, to which this function adds its own.
         runs: whether repetitions are separate runs and their number is stated.
 
     Example:

@@ -49,8 +49,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.
         score_cap: B > 0.
         estimate: False is the paper's ablation: every selected layer's score is B.
-        batch_share: q in the paper's claim q T epsilon, which is batch size over number of local
-            examples; the paper has 50 / 500.
+        batch_share: q in the paper's claim q T epsilon: batch size over number of local examples;
+            the paper has 50 / 500.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling

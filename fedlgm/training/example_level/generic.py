@@ -236,10 +236,10 @@ class GenericSite:
 
 
 class _Direct(nn.Module):
-    """A module's own `forward` without its hooks, which run around the call that leads here.
+    """A module's own `forward` without its hooks. The hooks run around the call that leads here.
 
     Args:
-        module: the module; its `forward` may be the class's or one that replaced it.
+        module: the module; its `forward` may be the method of the class or a replacement.
     """
 
     def __init__(self, module: nn.Module) -> None:

@@ -301,9 +301,9 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the
-    formula. The norm of the result stays below C. Small gradients keep the weight C instead of the
-    1 / gamma of Auto-S.
+    The factor multiplies the gradient itself. This gradient is missing in the LM-DP-SGD paper's
+    copy of the formula. The norm of the result stays below C. Small gradients keep the weight C
+    instead of the 1 / gamma of Auto-S.
 
     Attributes:
         clip: C.

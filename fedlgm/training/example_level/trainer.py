@@ -55,8 +55,8 @@ class ExampleTrainer:
         device: device of the training.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
-        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain
-            stacks of layers.
+        native: whether the compiled kernel computes the sums (`NativeExampleGradients`); it knows
+            plain stacks of layers.
 
     Raises:
         ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or

@@ -42,8 +42,9 @@ may change sides. Batches that influence gradients change them far more.
 _NEARBY = (1e-3, 1e-2)
 """Factors of the perturbations at which gradients that differ are compared again."""
 _LARGEST = 1e4
-"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a
-correct model. It is also the factor by which hostile rows are longer."""
+"""Limit of examples' values; a trial replaces larger values with 0, so that no value stops the run
+of a correct model. It is also the factor by which hostile rows are longer.
+"""
 _MANY, _MANY_BYTES = 512, 4 << 20
 """Size of the largest batch, unless its inputs would take more than so many bytes."""
 _LEAST = 2.0**-30

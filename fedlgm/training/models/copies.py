@@ -24,7 +24,8 @@ def copy_model(module: M) -> M:
 
     Raises:
         ConfigError: an attribute cannot be copied, the copy would still use a part of the original,
-            or parameters share memory, which copies do not share. The message names the attribute.
+            or parameters share memory, because their copies would not share it. The message names
+            the attribute.
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"

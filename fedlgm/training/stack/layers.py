@@ -28,8 +28,8 @@ class Layer(Protocol):
         """
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is
-        returned.
+        """Record the gradients of the parameters and, if `wanted`, of the input. The tensor of the
+        input's gradient is returned.
 
         `gradient`, the output's gradient, may be overwritten.
         """
