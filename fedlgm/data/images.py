@@ -39,7 +39,7 @@ _KINDS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 )
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_EVERY = 5  # one of so many images of a class is a test image, unless the folder says which
+_EVERY = 5  # one in this many images of a class is a test image, unless the folder says which
 _BLOCK = 512
 _READING = 2  # version of how pixels are read; resized images of earlier versions are not used
 
