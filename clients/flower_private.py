@@ -241,7 +241,7 @@ def hasten_server_grid() -> None:
 def wait_by_steady_clock() -> None:
     """Let the grid of this ServerApp measure its timeouts by a clock that nobody sets.
 
-    Flower reads the time of day. If that clock were set back by an hour, a round would wait an hour
+    Flower reads the time of day. If the clock were set back by an hour, a round would wait an hour
     longer for a silent node. If it were set forward, the round would end at once. The grids of
     versions before 1.41 are in another module and keep the time of day.
     """

@@ -40,8 +40,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
     (`fedlgm.planning.queries.LayerStrength`), with noise for `share` of the round's budget. A
     client releases ceil(keep K) layers. P_j is the layer's noisy strength divided by the mean
     strength of the selected layers, clipped to [score_floor, score_cap]. The noise of the layers is
-    scaled so that it takes exactly the rest of the budget, whatever the scores. It needs local
-    trust.
+    scaled so that it takes exactly the rest of the budget, whatever the scores. The mechanism needs
+    local trust.
 
     For small changes, the divergence by which the paper scores is a second moment of a layer's
     change. The strength is its root, and has a bound without clipping.
