@@ -26,9 +26,9 @@ class Consent:
     """The budget of a client under local trust, kept in the node's Flower state.
 
     A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up
-    under composition, so releases may differ. With Laplace noise, and in local steps whose batches
-    are sampled, every release must have the agreed multiplier. Local steps must also keep the
-    agreed number and sampling rate.
+    under composition, so releases may differ. With Laplace noise, and with local steps on sampled
+    batches, every release must have the agreed multiplier. The number of local steps and their
+    sampling rate must also be as agreed.
 
     Attributes:
         facts: the run's facts as the client computes them from its own recipe; at most
@@ -73,8 +73,8 @@ class Consent:
         """Refuse a plan that protects less than agreed.
 
         Raises:
-            PrivacyError: trust model, law of noise or bounding party differ, or there is too little
-                noise.
+            PrivacyError: the trust model, the law of the noise or the bounding party differs from
+                the agreement, or the plan has too little noise.
         """
         if not plan.facts.noised_by.uploads_released:
             raise PrivacyError(
@@ -141,7 +141,7 @@ class Consent:
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
-        # Flower's `config_records` is made anew at every access
+        # Flower builds `config_records` anew at every access
         record = cast(ConfigRecord, state[wire.RELEASES])
         keys, costs = f"{client}.keys", f"{client}.costs"
         past, spent = (
@@ -163,7 +163,7 @@ class Consent:
             )
         if not past:
             record[keys], record[costs] = [key], after
-        elif place == len(past):  # in place: Flower checks every entry of a list that it is given
+        elif place == len(past):  # in place: Flower checks every entry of a newly assigned list
             past.append(key)
             spent.append(after[-1])
         else:
@@ -177,8 +177,8 @@ class Consent:
 
 
 def _alike(plan: ReleasePlan) -> bool:
-    """Whether releases must all have the agreed multiplier: costs of Laplace noise and sampled
-    steps do not add up.
+    """Whether all releases must have the agreed multiplier. The costs of Laplace noise and of
+    sampled steps do not add up.
     """
     return plan.family == "laplace" or plan.facts.steps is not None
 
@@ -197,12 +197,12 @@ class Agreed:
         False
 
     Attributes:
-        keys: ring of batch order and of the client's own noise.
+        keys: key ring of the batch order and of the client's own noise.
         consent: the client's consent; None if the client has agreed to nothing.
         state: state of the node.
         needed: whether a client without consent refuses to add its own noise.
-        summed: whether the client's contribution is added to others before any party sees it, as by
-            workers of a simulation.
+        summed: whether the client's contribution is added to other contributions before any party
+            sees it. The workers of a simulation do this.
 
     Example:
         >>> Agreed(KeyRing.from_seed(None), None, RecordDict(), needed=True).needed
@@ -218,11 +218,12 @@ class Agreed:
     def admit(self, asked: Asked) -> Keys:
         """Keys for a release, after the client's consent is checked.
 
-        Another model or plan in a round is another release, with other noise.
+        If the model or the plan of a round changes, the release is a different one and has
+        different noise.
 
         Raises:
-            PrivacyError: the client has not consented, or the server would see an answer that the
-                plan protects only in a sum.
+            PrivacyError: the client has not consented, or the plan protects an answer only within a
+                sum and the server would see the answer itself.
         """
         is_released = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):

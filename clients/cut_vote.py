@@ -48,7 +48,7 @@ class VotingWork(LocalWork):
 
 
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients, which also vote if the plan asks for votes; see
+    """Contributions of whole clients. The clients also vote if the plan asks for votes; see
     `ClientUpdates`.
     """
 
@@ -77,7 +77,7 @@ class CutVotes:
 
     Args:
         module: the model, float32; its weights change.
-        layers: its layer table; water-filling levels the layers of which it was merged.
+        layers: its layer table; water-filling levels the layers that were merged into it.
         task: task with the loss.
 
     Example:
@@ -125,7 +125,7 @@ class CutVotes:
         )
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
-        """1/2, -1/2, or 0 to abstain; losses that are not finite do not differ."""
+        """1/2, -1/2, or 0 for an abstention. Losses that are not finite count as equal."""
         if self._restored is not None:
             self._restored.restore()
         cuts = (

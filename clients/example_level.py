@@ -32,8 +32,9 @@ from fedlgm.training.example_level.trainer import (
 )
 
 GROUP_BYTES = 1 << 20
-"""Largest size of the sums of clients that take their steps together, so that they fit the
-processor's cache."""
+"""Largest total size of the sums of clients that take their steps together. The sums then fit the
+processor's cache.
+"""
 HELD_BYTES = 32 << 20
 """Bytes of clients' data that a process keeps from one round to the next."""
 
@@ -88,7 +89,7 @@ class ExampleSteps(Contributions):
 
     @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Every client makes its own private steps, with or without data."""
+        """Every client takes its own private steps, even if it has no data."""
         plan, model, round_, clients = asked
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
@@ -100,8 +101,8 @@ class ExampleSteps(Contributions):
                     yield Noised(examples.client, update, name, plan)
 
     def batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
-        """Each client's examples, and the rows of its batch of this round, a Poisson sample or the
-        examples that are allocated to it; the trainer holds the model.
+        """Each client's examples, and the rows of its batch in this round. The batch is a Poisson
+        sample or the examples that are allocated to the round. The trainer holds the model.
         """
         self.trainer.weights.copy_(asked.model)
         with torch_threads(self.numerics.threads):
@@ -128,8 +129,8 @@ class ExampleSteps(Contributions):
         return self._allocators[key]
 
     def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
-        """Clients that take their steps together, at most as many as have sums of `GROUP_BYTES` in
-        all.
+        """Groups of clients that take their steps together. The sums of a group have at most
+        `GROUP_BYTES`.
         """
         most = max(1, GROUP_BYTES // (8 * max(plan.size, 1)))
         group, held = list[Examples](), 0
@@ -144,8 +145,8 @@ class ExampleSteps(Contributions):
             yield group
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest, kept for later rounds: up to `HELD_BYTES`, and always
-        the last client's.
+        """A client's data and their digest. Up to `HELD_BYTES` of data, and always the data of the
+        last client, are kept for later rounds.
         """
         if client not in self._held:
             data = self._work.source(client)

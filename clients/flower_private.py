@@ -42,8 +42,8 @@ def version_problem(instead: str) -> str:
 
 
 class RuntimeConnection:
-    """A connection to the Runtime API of a SuperNode on this machine, like that of Flower's
-    executor and ClientApps.
+    """A connection to the Runtime API of a SuperNode on this machine, like the connection of
+    Flower's executor and ClientApps.
 
     Args:
         server: host:port of the API.
@@ -139,7 +139,7 @@ class RuntimeConnection:
             max_time=_PULL_S,
             initial_backoff=0.05,  # the first of a message's parts are there a moment after it
         )
-        # its own content does not hold it
+        # the object's own content does not hold its ID
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message, context
 
@@ -200,8 +200,8 @@ class Sleeps(Protocol):
 
 
 def run_supernode(pauses: Sleeps) -> None:
-    """Run Flower's SuperNode with other pauses between polls and heartbeats, and
-    `flower-supernode`'s arguments.
+    """Run Flower's SuperNode with the arguments of `flower-supernode`, but with different pauses
+    between polls and between heartbeats.
     """
     with importing():
         from flwr.supercore import heartbeat
@@ -217,7 +217,9 @@ def run_supernode(pauses: Sleeps) -> None:
 
 
 def _says_what_failed(record: logging.LogRecord) -> bool:
-    """Add to Flower's "Connection attempt failed, retrying in 2 seconds" whose, and what to do."""
+    """Add to Flower's "Connection attempt failed, retrying in 2 seconds" which connection failed
+    and what to do.
+    """
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (
             ". The SuperLink (--superlink) cannot be reached: its operator should look at its "
@@ -239,9 +241,9 @@ def hasten_server_grid() -> None:
 def wait_by_steady_clock() -> None:
     """Let the grid of this ServerApp measure its timeouts by a clock that nobody sets.
 
-    Flower reads the time of day. Set back by an hour, it would let a round wait that much longer
-    for a silent node; set forward, it would end the round at once. The grids of versions before
-    1.41 are elsewhere and keep the time of day.
+    Flower reads the time of day. If the clock were set back by an hour, a round would wait an hour
+    longer for a silent node. If it were set forward, the round would end at once. The grids of
+    versions before 1.41 are in another module and keep the time of day.
     """
     with suppress(ModuleNotFoundError):
         from flwr.superlink.grid import http_grid, inmemory_grid

@@ -46,7 +46,7 @@ class LayerwiseClient:
 
     Args:
         work: training and data.
-        mechanism: the run's mechanism; a client follows its plans and nothing else of it.
+        mechanism: the run's mechanism; a client uses only its plans.
         layers: the mechanism's view of the model's layers.
         keys: key ring for batch order and, under local trust, for the client's own noise.
         serves: clients that this object represents.
@@ -55,7 +55,7 @@ class LayerwiseClient:
             recipe.
 
     Raises:
-        ConfigError: a real node has a public seed, or the mechanism has another client.
+        ConfigError: a real node has a public seed, or the mechanism needs another client class.
     """
 
     plans_from_private_data: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class LayerwiseClient:
         """The client as a Flower `ClientApp`.
 
         Args:
-            app: the app that calls this client; default: one that replies to the server with a
+            app: the app that calls this client; default: an app that replies to the server with a
                 refusal's sentence.
         """
         app = ReplyingApp() if app is None else app
@@ -114,8 +114,9 @@ class LayerwiseClient:
         Raises:
             ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the
                 plan, or it does not serve the named clients.
-            RunError: training fails on a real node, whose log says why: Flower sends the text of
-                any error to the server, and this one's may quote private data.
+            RunError: training fails on a real node. The log of the node says why, and this error
+                does not: Flower sends the text of any error to the server, and the text of the
+                original error may quote private data.
         """
         asked = asked_of(message, self._layers, self._serves)
         agreed = Agreed(self._keys, self._consent, context.state, summed=self._simulated)
@@ -137,7 +138,7 @@ class LayerwiseClient:
         return isinstance(self._serves, AnyClient) or self._serves.simulated
 
     def _training(self) -> AbstractContextManager[None]:
-        """Keeps errors on a real node, except refusals, which quote only the plan and the
+        """Keeps errors on a real node. Refusals are sent, because they quote only the plan and the
         agreement.
         """
         return nullcontext() if self._simulated else quiet("training", PrivacyError)

@@ -57,14 +57,14 @@ class PrivateUpdates:
     `PrivateClientApp` does both.
 
     Args:
-        model: the app's model, of which only names, shapes and the choice of trained parameters are
-            used.
+        model: the app's model. Only the names and shapes of its parameters and the choice of
+            trained parameters are used.
         group_by: see `LayerTable.from_module`; it must equal the strategy's.
         consent: limits that this client accepts under local trust; without it the client refuses
             local trust.
         mechanism: the run's mechanism, as in `PrivateFedAvg`, if it lets clients plan their own
-            releases: "ladp:published" or "client-ladp". With any other mechanism the round's plan
-            says all.
+            releases: "ladp:published" or "client-ladp". With any other mechanism, clients follow
+            the round's plan.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -92,8 +92,8 @@ class PrivateUpdates:
         self._module = copy_model(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" names the client, "train" trains and bounds, all others are
-        refused.
+        """Serve one message: "query" names the client, "train" trains and bounds, and all other
+        types are refused.
 
         Raises:
             ConfigError: a mod of Flower's own differential privacy comes after this one.
@@ -122,8 +122,7 @@ class PrivateUpdates:
         """The app's update [D].
 
         Raises:
-            RunError: the app failed, or returned something else than the model's parameters; see
-                `quiet`.
+            RunError: the app failed, or did not return the model's parameters; see `quiet`.
         """
         seen = copy.copy(context)
         with quiet("app"), _apart(context, seen):
@@ -217,8 +216,8 @@ class _GivenUpdate(WholeUpdates):
 
 
 class PrivateClientApp(ReplyingApp):
-    """A Flower `ClientApp` whose train function's updates leave the client bounded (see
-    `PrivateUpdates`).
+    """A Flower `ClientApp` that bounds the updates of its train function before they leave the
+    client (see `PrivateUpdates`).
 
     Example:
         >>> app = PrivateClientApp(torch.nn.Linear(3, 2))
@@ -269,8 +268,8 @@ class PrivateClientApp(ReplyingApp):
         self.query()(private.answer)
 
     def lifespan(self) -> Callable[[Any], Any]:
-        """Flower's decorator; errors stay on the node, and the mod's records out of sight, as in
-        the train function.
+        """Flower's decorator. As in the train function, errors stay on the node, and the app does
+        not see the mod's records.
         """
 
         def decorator(
@@ -296,7 +295,7 @@ class PrivateClientApp(ReplyingApp):
     def train(
         self, *arguments: Any, mods: Sequence[Any] | None = None, **options: Any
     ) -> Callable[[Any], Any]:
-        """Flower's decorator; mods are refused as those of the app are."""
+        """Flower's decorator. It refuses the same mods as the app does."""
         for mod in mods or ():
             _refuse_noise_of_flower(mod)
         train: Callable[[Any], Any] = super().train(*arguments, mods=list(mods or ()), **options)
@@ -319,8 +318,8 @@ class PrivateClientApp(ReplyingApp):
 
 
 def _refuse_noise_of_flower(mod: Any) -> None:
-    """Refuse the mods of Flower's own differential privacy, which would bound and noise a second
-    time.
+    """Refuse the mods of Flower's own differential privacy. They would bound and noise the update a
+    second time.
     """
     while isinstance(mod, partial):
         mod = mod.func
@@ -337,7 +336,7 @@ def _refuse_noise_of_flower(mod: Any) -> None:
 def node_keys(context: Context) -> KeyRing:
     """Secret ring of a node's noise, created once and kept in the node's state.
 
-    Flower starts a process per message. With fresh keys in each, a repeated request would be
+    Flower starts a process per message. If each process had fresh keys, a repeated request would be
     another release.
 
     Example:

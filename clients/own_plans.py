@@ -21,8 +21,8 @@ _ROUNDING = 1 + 1e-6
 class AnswerFirst:
     """A client releases its noisy answer, then its layers by the plan that follows from it.
 
-    The layers of the first step stay on the client. The name covers the noise of both steps, so a
-    repetition is the same release only if both are.
+    The layers of the first step stay on the client. The release's name covers the noise of both
+    steps. A repetition is therefore the same release only if both steps are the same.
 
     Attributes:
         mechanism: makes the client's plan from its answer.
@@ -59,7 +59,9 @@ def answer_first(mechanism: Mechanism) -> AnswerFirst | None:
 
 
 def _check_cost(common: ReleasePlan, own: ReleasePlan) -> None:
-    """Refuse a client's plan that with its answer costs more than the round's plan."""
+    """Refuse a client's plan if the plan and the client's answer together cost more than the
+    round's plan.
+    """
     answered = sum((noisy.query.bound / noisy.sigma) ** 2 for noisy in common.queries)
     if not own.protected or own.queries or own.layers is not common.layers:
         raise PrivacyError("a client's own plan must be a protected plan of the layers alone")

@@ -66,7 +66,7 @@ class PublishedClient(LayerwiseClient):
         planner = self._contributions.planner
         if not isinstance(planner, RawUpdatePlanner):
             return super().train(message, context)
-        planner.take_notes()  # of a release that failed
+        planner.take_notes()  # drop the figures of a release that failed
         reply, notes = super().train(message, context), planner.take_notes()
         for name in notes[0] if notes else ():
             figures = Array(**wire.fields(np.stack([note[name] for note in notes])))
@@ -75,7 +75,7 @@ class PublishedClient(LayerwiseClient):
 
     def train_norms(self, message: Message, context: Context) -> Message:
         """Reply with the figures from which the server plans, [rows, K]: raw layer norms of the
-        updates, or those of `ExampleTrainer.figures`.
+        updates, or the figures of `ExampleTrainer.figures`.
         """
         asked = asked_of(message, self._layers, self._serves)
         contributions, layers = self._contributions, len(self._layers)
@@ -103,7 +103,7 @@ class PublishedClient(LayerwiseClient):
 
 
 def train_norms(client: LayerwiseClient, message: Message, context: Context) -> Message:
-    """`PublishedClient.train_norms` of a client that may be another.
+    """`PublishedClient.train_norms`, if the client is a `PublishedClient`.
 
     Raises:
         PrivacyError: the client's mechanism is private, so nothing leaves it without noise.

@@ -20,9 +20,9 @@ _log = logging.getLogger("fedlgm.client")
 class ReplyingApp(ClientApp):
     """A `ClientApp` that replies with a `FedlgmError`'s sentence.
 
-    Flower would send the text of the exception that arrives: in a simulation all of Ray's
-    traceback, which quotes what the client keeps for itself. The cause, such as the exception of a
-    user's function, goes to the client's log.
+    Flower would send the text of the exception that it receives. In a simulation this text is Ray's
+    whole traceback, which quotes what the client must keep for itself. The cause, such as the
+    exception of a user's function, goes to the client's log.
 
     Example:
         >>> app = ReplyingApp()

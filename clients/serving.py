@@ -13,7 +13,7 @@ from fedlgm.errors import ConfigError, PrivacyError
 
 @dataclass(frozen=True)
 class AnyClient:
-    """A worker of a simulation, which holds all clients' data and represents every client.
+    """A worker of a simulation. It holds all clients' data and represents every client.
 
     Example:
         >>> AnyClient().place()
@@ -35,7 +35,7 @@ class OneClient:
     Attributes:
         number: the client's number, from 0.
         population: number N of registered clients.
-        simulated: whether the node belongs to a simulation (or a test), where a public seed is
+        simulated: whether the node belongs to a simulation or a test. There, a public seed is
             allowed.
 
     Raises:
@@ -93,7 +93,8 @@ class OneClient:
         return cls(number, population, simulated)
 
     def check(self, asked: list[int]) -> None:
-        """Refuse every other number, because this client's data would then count more than once.
+        """Refuse the numbers of all other clients. Otherwise this client's data would count more
+        than once.
 
         Raises:
             PrivacyError: the message names other clients.

@@ -50,19 +50,19 @@ class UserUpdates(WholeUpdates):
     **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with
     data of the update of c from the model w. It is a function only of the data of u, of w and of
     u's random numbers. A round sums clip_s(m_u(w)) over the drawn users, with ||clip_s(x)_j|| <=
-    s_j in every layer j. Data sets that differ in one user (in any number of its clients, in the
-    number of them, and in all of their data) have sums that differ only in clip_s(m_u(w)), so by at
-    most s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under replace-one. This
-    is the premise of the theorem for clients, with users instead of clients: Poisson draws of users
-    are independent of each other and of the data, and w depends only on earlier releases.
+    s_j in every layer j. Data sets that differ in one user may differ in the number of the user's
+    clients and in all of their data. Their sums differ only in clip_s(m_u(w)), that is, by at most
+    s_j in layer j under add-or-remove-one and zero-out, and by 2 s_j under replace-one. This is the
+    premise of the theorem for clients, with users instead of clients: Poisson draws of users are
+    independent of each other and of the data, and w depends only on earlier releases.
 
     Bounding each client at s_j and sampling clients, as for `privacy.unit = "client"`, would not
     suffice: a user with k clients in a round moves the sum by up to k s_j.
 
     Args:
         clients: maker of the clients' own updates.
-        users: the clients of each user; no client belongs to two, or its data would move two
-            contributions.
+        users: the clients of each user. No client may belong to two users, because its data would
+            then move two contributions.
 
     Raises:
         ConfigError: a client belongs to two users.

@@ -43,7 +43,7 @@ def code_of(*files: Path) -> str:
 
 @cache
 def version_of(package: str) -> str:
-    """Version of the package that `import` takes, or "" if it is not installed.
+    """Version of the package that `import` finds, or "" if it is not installed.
 
     The metadata beside the imported files come first, because another installation on the path may
     have metadata of the same name. Nightly builds are named `PACKAGE-nightly`.

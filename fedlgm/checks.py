@@ -62,8 +62,7 @@ def check_non_negative(owner: str = "", /, **values: Any) -> None:
 
 
 def check_at_least_zero(owner: str = "", /, **values: Any) -> None:
-    """Refuse values that are not numbers of at least 0, which may be infinite; see
-    `check_positive`.
+    """Refuse values that are not numbers of at least 0. Infinity is allowed; see `check_positive`.
 
     Example:
         >>> check_at_least_zero(sigma=float("inf"))
@@ -152,9 +151,9 @@ NonNegatives = Annotated[Sequence[float], check_non_negative]
 def check_fields(owner: str, record: Any) -> None:
     """Refuse values of a dataclass that the annotations of its fields exclude.
 
-    Plain types are checked, the types of this module, such as `Positive`, limit numbers, and a
-    `Literal` names all choices. A class of a user is checked by the annotations of the class of this
-    package that it is derived from.
+    Plain types are checked. The types of this module, such as `Positive`, limit numbers. A
+    `Literal` names all choices. A user's class is checked by the annotations of the class of this
+    package from which it is derived.
 
     Args:
         owner: beginning of the message.

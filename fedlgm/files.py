@@ -53,13 +53,13 @@ def path_of(name: str, value: Any) -> Path:
     """
     try:
         path = Path(value).expanduser()
-        str(path).encode()  # a recipe, a report and JSON hold it
+        str(path).encode()  # recipes, reports and JSON hold the path
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
     except (
         TypeError,
         ValueError,
-    ) as error:  # also of zero bytes, and of characters that are not text
+    ) as error:  # also for zero bytes, and for characters that are not text
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
@@ -67,7 +67,7 @@ def path_of(name: str, value: Any) -> Path:
             "is ./~..."
         ) from error
     except OSError as error:
-        error.filename = None  # which may have thousands of characters
+        error.filename = None  # the name may have thousands of characters
         what = f"{name} {str(value)[:80]!r} cannot be used"
         raise ConfigError(explain_failure(what, error)) from error
     return path
@@ -99,7 +99,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also numbers of thousands of digits, lists nested without end
+    ) as error:  # also for numbers of thousands of digits and for lists nested too deeply
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -141,7 +141,8 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
 
     Args:
         path: the file to replace.
-        mode: mode of the new file, less the process's umask, set before anything is written.
+        mode: mode of the new file, without the bits of the process's umask; it is set before
+            anything is written.
         shared: whether several processes or threads may write the file at once; the last one to end
             wins. Each writer then has a separate file, which remains if its process is killed.
             Otherwise the next writer removes such a file.
@@ -178,7 +179,8 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
     """One sentence that says what failed, why, and what to do.
 
     Args:
-        what: what failed, and where. A file that the error names is added if it is not there.
+        what: what failed, and where. A file that the error names is added if it is not in this
+            text.
         error: an error of the system, or of a library that has read the file.
         remedy: what to do; by default the usual remedy of the reason.
 
@@ -238,7 +240,7 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
 
     Args:
         target: the file.
-        save: writes a file of the given path, whose suffix may be another.
+        save: writes a file at a given path. The suffix of this path may differ from the target's.
 
     Raises:
         RunError: it cannot be written.
@@ -281,7 +283,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         yield
         db.execute("COMMIT")
     except BaseException:
-        if db.in_transaction:  # SQLite itself has rolled back where the disk is full
+        if db.in_transaction:  # SQLite itself has already rolled back if the disk is full
             db.execute("ROLLBACK")
         raise
 

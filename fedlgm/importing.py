@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without searches for garbage, which take a seventh of the time of PyTorch's import.
+    """Import without searches for garbage. These searches take a seventh of the time of PyTorch's
+    import.
 
-    Only for a process of the library's own, before it reads data: objects that exist at the end are
-    never searched later.
+    This is only for the library's own processes, before they read data, because objects that exist
+    at the end are never searched later.
 
     Example:
         >>> with importing():

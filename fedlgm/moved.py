@@ -30,7 +30,7 @@ SHORT = frozenset(
         "fedlgm.testing",
     }
 )
-"""Public names of modules that have a longer one beside it, without a warning."""
+"""Short public names of modules that also have a longer name. They give no warning."""
 
 _MOVED = {
     "clients.node": "fedlgm_nodes.service",
@@ -188,8 +188,8 @@ class _Former(MetaPathFinder, InspectLoader):
 def install() -> None:
     """Let Python find modules under their former names.
 
-    This finder comes first: under the former name of a package Python would find the files of its
-    modules, and load them a second time.
+    This finder comes first. Otherwise Python would find the files of a package's modules under the
+    package's former name, and load them a second time.
     """
     if not any(isinstance(finder, _Former) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Former())

@@ -34,7 +34,7 @@ def refuse_shadowed_packages() -> None:
 
 
 def refuse_windows() -> None:
-    """Refuse Windows, whose Python has no `fcntl`: ledgers are locked by it.
+    """Refuse Windows, because its Python has no `fcntl`, with which ledgers are locked.
 
     Raises:
         ImportError: this is Windows.

@@ -29,7 +29,7 @@ PLAN = "plan"
 
 # record in a node's own state: names of the noise keys of its clients' releases under local trust
 RELEASES = "fedlgm.releases"
-# record in a node's own state: root of its keys where it has no seed
+# record in a node's own state: root of its keys if it has no seed
 SECRET = "fedlgm.secret"
 
 # keys of the metric record
@@ -68,7 +68,9 @@ def npy(values: np.ndarray) -> bytes:
 
 @lru_cache(maxsize=64)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Beginning of the .npy form of a C-ordered array; the same few in every round."""
+    """Beginning of the .npy form of a C-ordered array. The same few headers occur in every
+    round.
+    """
     header = BytesIO()
     described = {
         "shape": shape,
@@ -89,7 +91,7 @@ def view(data: bytes | memoryview) -> np.ndarray:
         end = _PREFIX + int.from_bytes(memoryview(data)[_PREFIX - 2 : _PREFIX], "little")
         shape, fortran, dtype = _parse_header(bytes(memoryview(data)[:end]))
         return np.frombuffer(data, dtype, offset=end).reshape(shape, order="F" if fortran else "C")
-    except Exception as error:  # NumPy's parser raises what Python's tokenizer does
+    except Exception as error:  # NumPy's parser raises what Python's tokenizer raises
         raise RunError(f"an array in a message cannot be read: {error}") from error
 
 

@@ -83,8 +83,8 @@ class CohortSampler:
         )
 
     def _draw_separated(self, round: int) -> np.ndarray:
-        """Clients drawn from those that were not invited in the last b - 1 rounds; earlier rounds
-        are drawn first.
+        """Clients drawn from those that were not invited in the last b - 1 rounds. The cohorts of
+        earlier rounds are drawn first.
         """
         population, size = self.sampling.population, round_half_up(self.sampling.expected)
         apart = (self.sampling.separation or 1) - 1
@@ -113,8 +113,8 @@ class CohortSampler:
 
 
 def require_once(cohort: np.ndarray, population: int) -> None:
-    """Refuse a cohort, which a class derived from `CohortSampler` may draw, with a client twice or
-    an unknown one.
+    """Refuse a cohort that holds a client twice or an unknown client. A class derived from
+    `CohortSampler` may draw one.
 
     Raises:
         PrivacyError: a client would contribute more than its bound.
@@ -145,9 +145,9 @@ def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> lis
     Args:
         cohort: client numbers, ascending.
         size: clients in a block.
-        work: expected effort of every client of the population (simulations only). The longest
-            clients then come first, so that a block holds clients of similar length and the last
-            blocks of a round are short.
+        work: expected effort of every client of the population (simulations only). The clients with
+            the most effort then come first, so that the clients of a block take similar times and
+            the last blocks of a round are short.
 
     Example:
         >>> [block.tolist() for block in blocks(np.array([1, 4, 6]), size=2)]

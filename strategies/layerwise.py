@@ -53,7 +53,7 @@ from strategies.replies import (
 )
 from strategies.server_optimizer import ServerStep, require_finite
 
-# Sums are read where their messages lie, and only read.
+# Sums are read in place, within their messages, and are never changed.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
 
@@ -71,11 +71,10 @@ class RoundRecord:
         round: number of the round, from 1.
         plan: plan of the release.
         cohort: clients drawn; they stay secret in a deployment, because amplification needs it.
-        present: clients that took part, that is, were drawn, did not drop out and were sent a
-            message.
+        present: clients that took part: they were drawn, did not drop out and were sent a message.
         discarded: contributions with NaN or Inf that counted as zero (not noised).
         seconds: wall time of the round without evaluation.
-        failures: replies that are missing, failed or were rejected, each of which counted as zero.
+        failures: replies that are missing, failed or were rejected. Each of them counted as zero.
         notes: figures of `PublishedFedAvg`, each [clients, K].
         exhausted: clients that were not invited because they have spent their budget (local trust).
     """
@@ -122,12 +121,12 @@ class LayerwiseFedAvg(FedAvg):
         releaser: keys, ledger and numerics of the server's releases.
         nodes: assignment of nodes to clients.
         on_round: called with each finished round and the new transcript.
-        continue_ledger: whether the ledger may hold other rounds than those of `transcript`, whose
-            cost then adds up.
+        continue_ledger: whether the ledger may hold rounds that are not in `transcript`. The costs
+            of all rounds then add up.
 
     Raises:
-        ConfigError: real nodes have a public seed, the run's accounting does not cover the
-            cohorts, or the mechanism has another strategy.
+        ConfigError: real nodes have a public seed, the run's accounting does not cover the cohorts,
+            or the mechanism needs another strategy class.
         LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
         ValueError: the transcript's model has another size than the layer table.
     """
@@ -148,8 +147,8 @@ class LayerwiseFedAvg(FedAvg):
         continue_ledger: bool = False,
     ) -> None:
         super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
-        # Set here and not by the constructor, which warns users of what is meant: clients evaluate
-        # nothing.
+        # Clients evaluate nothing. This is set here, because Flower's constructor would warn users
+        # of it although it is intended.
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
@@ -196,11 +195,11 @@ class LayerwiseFedAvg(FedAvg):
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
         if round_ == self._configured and not self.nodes.repeats:
-            # The nodes that answered the first time release something else now, so they are charged
-            # once more.
+            # The nodes that answered the first time now release something else, so they are charged
+            # again.
             self.releaser = replace(self.releaser, attempt=secrets.token_bytes(16))
         self._configured = round_
-        # Where clients noise their own steps each has the recipe's budget for itself, with or
+        # If clients noise their own steps, each client has the recipe's budget for itself, with or
         # without a cap.
         cap = facts.max_participations if facts.steps is None else facts.releases
         exhausted = self.releaser.clients_at_cap(round_, cap)
@@ -215,7 +214,7 @@ class LayerwiseFedAvg(FedAvg):
         charge = partial(self.releaser.charge_clients, plan, round_, clients)
         if plan.size == 0:
             charge()
-            cut = []  # nothing is released: no client is asked
+            cut = []  # no client is asked, so nothing is released
         else:
             self.nodes.charge(grid, charge)
         # what the caller of `start` has to tell its clients
@@ -235,8 +234,8 @@ class LayerwiseFedAvg(FedAvg):
             RunError: no round was configured, a simulation's block failed, or too few nodes
                 answered.
             LedgerError: the release cannot be charged.
-            DivergedError: the server step gave NaN or infinity; `transcript` is still that of the
-                previous round.
+            DivergedError: the server step gave NaN or infinity; `transcript` is still the
+                transcript of the previous round.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -288,8 +287,8 @@ class LayerwiseFedAvg(FedAvg):
         return None
 
     def _say_exhausted(self, exhausted: frozenset[int]) -> None:
-        """Log the clients that no longer take part; reports omit them: only the operator may know
-        who took part.
+        """Log the clients that no longer take part. Reports omit them, because only the operator
+        may know who took part.
         """
         new, self._said = sorted(exhausted - self._said), self._said | exhausted
         if new:
@@ -306,7 +305,7 @@ class LayerwiseFedAvg(FedAvg):
             return self.method.plan(self.transcript)
 
     def _read_more(self, reply: Message, clients: int, pending: Pending) -> None:
-        """Read nothing beside the sum, whatever a node adds: all that a run publishes is bounded
+        """Read only the sum, whatever else a node sends. Everything that a run publishes is bounded
         and noised.
         """
 
@@ -333,8 +332,8 @@ class LayerwiseFedAvg(FedAvg):
         return sent
 
     def _sum(self, pending: Pending, replies: Iterable[Message]) -> BoundedSum:
-        """Sum of the blocks in order; blocks that arrive client by client are put together
-        first.
+        """Sum of the blocks in order. If contributions arrive client by client, they are first put
+        together to blocks.
         """
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
@@ -362,8 +361,8 @@ class LayerwiseFedAvg(FedAvg):
     def _add_client(
         self, block: BoundedSum, request: Sent, reply: Message | None, pending: Pending
     ) -> None:
-        """Add one client's contribution if it keeps the plan's bounds; else it counts as zero and
-        brings no noise.
+        """Add one client's contribution if it keeps the plan's bounds. Otherwise it counts as zero
+        and adds no noise.
         """
         if reply is not None:
             try:

@@ -15,8 +15,8 @@ _SERVER_NODE = 1
 
 
 class NumberingGrid(Grid, ABC):
-    """A Grid that makes its messages, and whose `send_and_receive` replies to each of them in
-    order.
+    """A Grid that makes its own messages. Its `send_and_receive` returns the replies in the order
+    of the messages.
     """
 
     def __init__(self) -> None:

@@ -19,14 +19,14 @@ from fedlgm.wire import printable
 from strategies.messages import message_to
 
 Addresses = list[tuple[int | None, list[int]]]
-"""(node, clients) of each message; no node for a client whose node is gone."""
+"""(node, clients) of each message; the node is None if the client's node is gone."""
 _POLL_S = 0.1
-_ANSWER_S = 30.0  # that a node which connects at the last moment has to answer
+_ANSWER_S = 30.0  # time to answer for a node that connects at the last moment
 
 
 class ChargedFirst:
-    """Nodes whose round is charged before its messages are sent, since clients that get one may
-    release at once.
+    """Nodes whose round is charged before its messages are sent, because a client may release as
+    soon as it gets a message.
 
     Example:
         >>> ChargedFirst().charge(grid=None, charge=lambda: print("charged"))
@@ -108,10 +108,10 @@ class OneNodePerClient(ChargedFirst):
         wait: seconds to wait until the clients' nodes have connected.
         round_timeout: seconds in which nodes must answer in a round; None uses Flower's timeout.
         quorum: share of the registered clients whose nodes must connect before the run starts, and
-            of a round's nodes that must answer; None means all at the start and at least one in a
-            round.
-        max_failures: largest number of missing, failed and rejected replies in a round before the
-            run ends; None means any number while at least one node answers.
+            share of a round's nodes that must answer. None means that all nodes must connect and at
+            least one must answer in a round.
+        max_failures: largest allowed number of missing, failed and rejected replies in a round;
+            with more, the run ends. None allows any number while at least one node answers.
         simulated: whether the nodes belong to a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nothing.
         keyed: whether simulated nodes have the same keys when the run is resumed.
@@ -142,7 +142,7 @@ class OneNodePerClient(ChargedFirst):
         return self.simulated and self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
-        """Find every client's node; later calls update nodes that left or joined.
+        """Find every client's node. Later calls account for nodes that left or joined.
 
         Raises:
             RunError: at the start, a node has another population, two nodes claim one client, or a
@@ -182,16 +182,16 @@ class OneNodePerClient(ChargedFirst):
         self._name_silent(here)
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
-        """(node, clients) of every message, one message per client; no node for a client whose node
-        is gone.
+        """(node, clients) of every message, one message per client; the node is None if the
+        client's node is gone.
         """
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 
     def _meet(
         self, grid: Grid, here: set[int], population: int, wait: float, *, tolerant: bool = False
     ) -> None:
-        """Drop nodes that are gone, and ask new ones; a node that was restarted comes back under
-        another number.
+        """Drop nodes that are gone, and ask new ones. A restarted node comes back under another
+        number.
         """
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
         answers = ask(grid, here - self._known, wait, tolerant=tolerant)
@@ -212,7 +212,7 @@ class OneNodePerClient(ChargedFirst):
                 warnings.warn(Notice(f"a node that joined is not used: {error}"), stacklevel=3)
 
     def _name_silent(self, here: set[int]) -> None:
-        """Name the nodes that have not answered, and ask them no more."""
+        """Name the nodes that have not answered, and do not ask them again."""
         if silent := here - self._known:
             warnings.warn(
                 Notice(f"nodes {sorted(silent)} did not say which client they are: not used"),
@@ -242,10 +242,10 @@ Nodes = AnyNode | OneNodePerClient
 
 
 def _reason(said: str) -> str:
-    """A node's error for a message: the end, where a traceback has it, or the remedy for an app
-    without fedlgm.
+    """A node's error, as text for a message: its end, where a traceback names the cause, or the
+    remedy for an app without fedlgm.
     """
-    # Flower's own line of code
+    # a line of Flower's own code
     if "query function registered" in said or "No {category} function registered" in said:
         return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)

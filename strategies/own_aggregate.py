@@ -40,7 +40,7 @@ class Figures(MetricRecord):
 
 
 def copy_strategy(strategy: Strategy) -> Strategy:
-    """A copy of a strategy with lists and mappings of its own."""
+    """A copy of a strategy, with copies of its lists and mappings."""
     duplicate = copy.copy(strategy)
     for name, value in vars(strategy).items():
         if isinstance(value, list | dict | set | deque):
@@ -52,7 +52,8 @@ def copy_strategy(strategy: Strategy) -> Strategy:
 def unsent_figure(
     aggregate: Callable[[Iterable[Message]], Any], server_round: int, size: int
 ) -> Unsent | None:
-    """The figure that a function of replies looks for and no client sends; None if there is none.
+    """A figure that a function of replies reads and that no client sends; None if there is no such
+    figure.
 
     Its other errors are ignored, because the trial itself may cause them.
 

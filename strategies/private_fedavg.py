@@ -109,18 +109,18 @@ class PrivateFedAvg(LayerwiseFedAvg):
         rate: probability with which a client takes part in a round.
         ledger: SQLite file that records the spent budget.
         trust: trust model, which says who adds the noise.
-        training: what the app's training does, for mechanisms of the LaDP-FL paper's frame, whose
-            noise follows from it ("ladp:published"); nothing checks it.
+        training: a description of the app's training, for mechanisms of the LaDP-FL paper's frame
+            ("ladp:published"). Their noise follows from this description; nothing checks it.
         optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is
             added.
-        server_lr: learning rate of a named optimizer. The default is 1 for "sgd", 0.1 for
-            "momentum", which in the end adds every update up to ten times, and 0.01 for "adam" and
-            "yogi", whose steps move every coordinate by about the rate.
+        server_lr: learning rate of a named optimizer. The default is 1 for "sgd". It is 0.1 for
+            "momentum", which adds every update up to ten times over the rounds. It is 0.01 for
+            "adam" and "yogi", whose steps move every coordinate by about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
         continue_ledger: whether the ledger may hold rounds of an earlier process with the same
-            settings, whose cost then adds up. To resume a run after m of its rounds, also load the
-            saved weights into the model and pass `num_rounds=rounds - m` to `start`.
+            settings. The costs of all rounds then add up. To resume a run after m of its rounds,
+            also load the saved weights into the model and pass `num_rounds=rounds - m` to `start`.
         flowers: arguments of Flower's own strategies, each refused with the name of its
             replacement.
 
@@ -151,7 +151,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
     ) -> None:
         _refuse(flowers)
         module: nn.Module = of_arrays(model)
-        if isinstance(module, nn.Module):  # any other object is refused with its layers
+        if isinstance(module, nn.Module):  # the layer table refuses any other object
             require_trainable(module, repr(type(module).__name__), statistics=True)
         if isinstance(mechanism, str):
             name, variant = mechanisms.split(mechanism)
@@ -221,16 +221,16 @@ class PrivateFedAvg(LayerwiseFedAvg):
         spent.
 
         `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers
-        are those given to the constructor, which also defines the initial model: `initial_arrays`
-        is accepted for compatibility with Flower and not used, and a notice says so if it holds
-        other weights. `evaluate_fn(round, arrays)` gets arrays of the same form and sees only
-        released models, so on public data it costs no privacy.
+        are those of the model given to the constructor. This model is also the initial model:
+        `initial_arrays` is accepted for compatibility with Flower but not used, and a notice says
+        so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays of the same form and
+        sees only released models, so on public data it costs no privacy.
 
         Raises:
             ConfigError: `num_rounds` is not a whole number, or negative; another argument has a
                 wrong type.
-            DivergedError: a round's model is NaN or infinite; `state_dict()` is that of the
-                previous round.
+            DivergedError: a round's model is NaN or infinite; `state_dict()` is still the model of
+                the previous round.
             LedgerError: another run is charging the ledger, or has charged rounds since this
                 strategy was created.
         """
@@ -279,7 +279,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """Print nothing (see `LayerwiseFedAvg.summary`).
 
         Raises:
-            ConfigError: another strategy calls it, which wraps this one.
+            ConfigError: a strategy that wraps this one calls it.
         """
         if not self._starting:
             raise ConfigError(
@@ -303,14 +303,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. They carry the strategy's own model, which `arrays` shows as a
-        `state_dict`.
+        """The round's messages. They carry the strategy's own model; `arrays` is this model in the
+        form of a `state_dict`.
 
         A subclass' `aggregate_train` is first called once on a copy of the strategy, with the reply
         of a client whose update is zero.
 
         Raises:
-            ConfigError: it reads a figure that no client sends; nothing is charged.
+            ConfigError: a subclass' `aggregate_train` reads a figure that no client sends; nothing
+                is charged.
         """
         if not self._tried and type(self).aggregate_train is not PrivateFedAvg.aggregate_train:
             trial = copy_strategy(self)
@@ -342,8 +343,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         return self._state(), metrics
 
     def _hold(self) -> None:
-        """Hold the ledger, which must not have other rounds before the first one, until `_held` is
-        closed.
+        """Hold the ledger until `_held` is closed. Before the first round, the ledger must not have
+        other rounds.
         """
         with ExitStack() as held:
             held.enter_context(self.releaser.ledger.hold())
@@ -446,7 +447,9 @@ def _functions(error: BaseException) -> list[str]:
 
 
 def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
-    """A user's figures; Flower would fail on others only after the last round."""
+    """A user's figures. They are checked here, because Flower would fail on unusable figures only
+    after the last round.
+    """
     figures: Any = evaluate_fn(round, arrays)
     if not isinstance(figures, MetricRecord | None):
         raise ConfigError(
@@ -458,7 +461,9 @@ def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricR
 
 
 def _warn_of_arrays(given: ArrayRecord, records: Iterable[ArrayRecord]) -> None:
-    """Warn of initial weights that no client will train, such as those of a pretrained model."""
+    """Warn of initial weights that no client will train, such as the weights of a pretrained
+    model.
+    """
     theirs = given.to_numpy_ndarrays()
     for record in records:
         ours = record.to_numpy_ndarrays()

@@ -35,7 +35,7 @@ class PublishedFedAvg(LayerwiseFedAvg):
         common = super()._plan(round_, cut, arrays, grid)
         if not isinstance(mechanism, UsesPrivateNorms):
             return common
-        extra = {wire.PLAN: common.to_json()}  # how examples are sampled
+        extra = {wire.PLAN: common.to_json()}  # says how examples are sampled
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [request.message for request in sent if request.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)

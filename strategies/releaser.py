@@ -47,7 +47,7 @@ class ReleaseKeeper(Protocol):
             plan: plan of the release.
             noisy: the released sum, float64 [plan.size].
             key: name of the server's noise, as in the ledger; None if the clients add the noise.
-            exact: the bounded sum before the server's noise, which stays secret, float64
+            exact: the bounded sum before the server's noise is added; it stays secret; float64
                 [plan.size]; None if the clients add the noise.
         """
 
@@ -57,13 +57,13 @@ class Releaser:
     """Charges the ledger, then adds noise.
 
     Attributes:
-        keys: secret ring of the server's noise.
+        keys: secret key ring of the server's noise.
         ledger: charged before each release.
         numerics: device and noise backend.
         observer: observer of a simulation's releases under central trust; it sees every sum before
             and after its noise and may add canaries to it.
-        attempt: identity of an attempt whose releases under local trust are not repeated bit by bit
-            (real nodes).
+        attempt: identity of this attempt at the run, if a later attempt cannot repeat its releases
+            under local trust bit by bit (real nodes).
         run_noise: noise of the run so far, if it is correlated over rounds.
         redrawn: last row of the ledger whose participants were drawn with keys of an earlier
             process.
@@ -106,7 +106,7 @@ class Releaser:
                     self._event(plan, round, key), round=round, key=key, **self._terms(plan)
                 )
             exact = values.clone() if self.keeper is not None else values
-            with torch_threads(self.numerics.threads):  # a second thread wakes up too slowly
+            with torch_threads(self.numerics.threads):  # a second thread would start too slowly
                 noising.add_()
             if self.keeper is not None:
                 self.keeper.keep(round, plan, values, noising.name, exact)
@@ -118,8 +118,8 @@ class Releaser:
         return values.cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
-        """Charge clients under local trust before their messages are sent, because they release
-        immediately.
+        """Charge clients under local trust before their messages are sent, because they release as
+        soon as they get them.
         """
         if plan.facts.noised_by.uploads_released and self.costs(plan):
             keys = {client: self._client_key(round, client) for client in clients}
@@ -155,8 +155,8 @@ class Releaser:
         return frozenset(client for client, count in counts.items() if count >= max_participations)
 
     def _event(self, plan: ReleasePlan, round: int, key: str) -> privacy.DpEvent:
-        """The cost of a release: the round's own, or that of one more with the same draws if it was
-        released before.
+        """The cost of a release: the round's own cost, or, if the round was released before, the
+        cost of one more release with the same draws.
         """
         first = next(iter(self.ledger.keys_of(round, after=self.redrawn)), None)
         return plan.event if first in (None, key) else plan.repeated_event

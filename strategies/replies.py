@@ -2,7 +2,7 @@
 
 A single client's reply is not trusted: it counts as at most one contribution within the plan's
 bounds. A reply that breaks a rule counts as zero and is reported with the node's name; it cannot
-weaken the protection of others.
+weaken the protection of other clients.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Failure:
     """One message of a round without a contribution.
 
     Attributes:
-        kind: "missing" (no reply in time, or no node), "error" (the node reports a failure) or
-            "rejected" (a reply that breaks a rule).
+        kind: "missing" (there is no node, or no reply in time), "error" (the node reports a
+            failure) or "rejected" (a reply that breaks a rule).
         node: the node that was asked; None if the client has none.
         client: the client that was asked.
         reason: description of the failure; parts may be text from the node (see `printable`).
@@ -78,11 +78,11 @@ class Sent:
 def in_order(
     sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
 ) -> Iterator[tuple[Sent, Message | None]]:
-    """Yield (message, reply) of every message in order, as soon as its turn comes; no reply if it
-    failed.
+    """Yield (message, reply) for every message, in order and as early as possible; the reply is
+    None if it failed.
 
-    A reply is matched to the message that it answers, not by its own statements. It must come from
-    the addressed node and belong to the same run.
+    A reply is matched by the message that it answers, not by what its content states. It must come
+    from the addressed node and belong to the same run.
 
     Args:
         sent: the round's messages.
@@ -179,9 +179,9 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
 def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
 
-    Under central trust every part's norm must stay within its bound; under local trust within a
-    limit that bound and noise together exceed with probability at most 1e-15. A contribution
-    bounded example by example must lie within the public cap that clients keep
+    Under central trust every part's norm must stay within its bound. Under local trust it must stay
+    within a limit, which a bounded part with its noise exceeds with probability at most 1e-15. A
+    contribution bounded example by example must lie within the public cap that clients keep
     (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
 
     Raises:
@@ -193,8 +193,8 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
 def own_contribution(reply: Message, plan: ReleasePlan, mechanism: PlansFromAnswers) -> np.ndarray:
     """`contribution` of a client that plans its layers from its own answer.
 
-    The reply holds the answer, from which the server makes the same plan and holds the layers to
-    it.
+    The reply holds the answer. The server makes the same plan from this answer and requires the
+    layers to keep it.
 
     Raises:
         PrivacyError: answer or layers exceed their bounds, or a layer that the answer does not
@@ -267,6 +267,6 @@ def _norm(values: np.ndarray, order: int) -> float:
         norm = float(np.linalg.norm(values, ord=order))
         if 1e-100 < norm < math.inf:
             return norm
-        # squares of huge numbers overflow, those of tiny ones vanish
+        # squares of huge numbers overflow, and squares of tiny numbers vanish
         largest = float(np.abs(values).max(initial=0.0))
         return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0

@@ -16,7 +16,7 @@ class Scheduled:
 
     The changes of the library's optimizers are proportional to their learning rate, and their state
     does not depend on it, so this is the optimizer with a scheduled learning rate. Factors depend
-    only on the number of the round. Like the step itself they are post-processing.
+    only on the number of the round. Like the step itself, the factors are post-processing.
 
     Args:
         step: the step to scale.

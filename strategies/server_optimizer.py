@@ -116,14 +116,14 @@ def register(name: str, make: Callable[[float, float], ServerStep], usual_lr: fl
 
 
 def usual_lr(choice: Any) -> float:
-    """Server learning rate of a step if none is stated: its kind's, or 1 for a step without a
-    registered name.
+    """Server learning rate of a step if none is stated: the usual rate of its kind, or 1 for a step
+    without a registered name.
     """
     return float(_OPTIMIZERS.find(choice).usual_lr) if choice in _OPTIMIZERS else 1.0
 
 
 def is_own(name: str) -> bool:
-    """Whether a recipe's name is that of a user's step, by reference or by a registered name.
+    """Whether a recipe's name names a user's step, by reference or by a registered name.
 
     Example:
         >>> is_own("yogi"), is_own("mine:Step")
@@ -142,7 +142,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
         momentum: momentum, for steps that use it.
 
     Returns:
-        The step; for a step given as an object a copy, so that no two runs share its state.
+        The step. A step given as an object is copied, so that no two runs share its state.
 
     Raises:
         ConfigError: the name is unknown, or the object is not a step.
@@ -181,7 +181,7 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
 
 
 class OwnStep:
-    """A user's step, whose result is checked to be a usable model.
+    """A user's step. Its result is checked to be a usable model.
 
     Args:
         step: as `ServerStep`.
@@ -205,7 +205,7 @@ class OwnStep:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._label_errors():
-            # a past model, which later plans may read
+            # a copy, because later plans may read this model
             result = self._step.step(model.clone(), mean_update)
         if not isinstance(result, Tensor) or result.shape != model.shape:
             given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

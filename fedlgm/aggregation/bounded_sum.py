@@ -48,7 +48,7 @@ class BoundedSum:
             updates are bounded on a device.
 
     Raises:
-        PrivacyError: a bound too small for norms in float32.
+        PrivacyError: a bound is too small for norms in float32.
     """
 
     plan: ReleasePlan
@@ -70,8 +70,9 @@ class BoundedSum:
         """Add clients' flat updates [b, D], one after another.
 
         Raises:
-            PrivacyError: the trainer has bounded updates of a plan that bounds clients, or the
-                reverse; bounds exceed the plan's; or answers do not belong to the plan's queries.
+            PrivacyError: the trainer has bounded the updates although the plan leaves this to the
+                sum, or the reverse; the trainer's bounds exceed the plan's bounds; or answers do
+                not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
             for row in self._require_bounds(updates).unbind():
@@ -119,7 +120,7 @@ class BoundedSum:
             self.discarded += 1
             return
         position = 0
-        for columns in self.plan.columns:  # large ones are not copied whole
+        for columns in self.plan.columns:  # one part at a time, because rows are large
             part = row[columns].to(self.total.device)
             _add_scaled_(self.total[position : position + part.shape[0]], part, 1.0)
             position += part.shape[0]
@@ -136,8 +137,8 @@ class BoundedSum:
 
 
 def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
-    """Add factor * part (float32) to `total` (float64): in pieces, four times as fast as torch's
-    mixed arithmetic.
+    """Add factor * part (float32) to `total` (float64). The sum is made in pieces, which is four
+    times as fast as torch's mixed arithmetic.
     """
     if part.shape[0] <= _CHUNK:
         total.add_(part.to(total.dtype), alpha=factor)
@@ -149,8 +150,8 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 
 
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
-    """min(1, s_j / ||g_j||), times 1 - 2^-16 where it cuts, [K]; 1 for an infinite bound, 0 for a
-    bound of 0.
+    """min(1, s_j / ||g_j||) with s_j reduced by the factor 1 - 2^-16, [K]; 1 for an infinite bound,
+    0 for a bound of 0.
 
     For examples' gradients see `fedlgm.training.example_level.scaling.clip_factors`.
 
@@ -163,7 +164,7 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
         [1.0, 0.5, 0.0]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A norm of 0 may be that of numbers whose squares vanish.
+        # A norm of 0 may belong to numbers that are not 0, but whose squares vanish.
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 

@@ -99,7 +99,8 @@ class Contributions(ABC):
         numerics: threads, device and noise backend.
 
     Attributes:
-        of: "user" if each contribution is that of a user with all its clients, see `Sampling.of`.
+        of: "user" if each contribution comes from a user with all of the user's clients, see
+            `Sampling.of`.
         answers: the auxiliary queries that clients answer from their data, by name.
     """
 
@@ -140,7 +141,7 @@ class WholeUpdates(Contributions):
 
     @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """An update is bounded first."""
+        """Each client's own release. Its update is bounded before noise is added."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(
@@ -148,7 +149,9 @@ class WholeUpdates(Contributions):
                 )
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """The release of one client's update [1, D]; None for a client without an update."""
+        """The release of one client's update [1, D]; `update` is None for a client without an
+        update.
+        """
 
         def follow(asked: Asked, noise: KeyRing) -> Noised:
             numerics, plan = self.numerics, asked.plan

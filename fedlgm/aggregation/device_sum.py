@@ -16,7 +16,8 @@ from fedlgm.planning.plan import ReleasePlan
 
 
 class DeviceSum(BoundedSum):
-    """A `BoundedSum` over the kernels, whose sum and counts stay on the device until they are read.
+    """A `BoundedSum` that the kernels compute. Its sum and counts stay on the device until they are
+    read.
 
     Factors and products are float32, so they differ from the CPU's in the last bits. On Metal the
     sum is float32, too.

@@ -62,7 +62,7 @@ def accounted_values(settings: Settings) -> Verdict | None:
 
 
 def _gaussian(values: Settings, settings: Settings) -> float | None:
-    """Epsilon of the values, with the accounted sampling; None if one is missing."""
+    """Epsilon of the values, with the accounted sampling; None if a value is missing."""
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.events import gaussian_event
 

@@ -28,7 +28,7 @@ def check_file(path: str | Path, **settings: Any) -> Report:
         path: a TOML file of settings, or with one section [opacus], [flower],
             [tensorflow-privacy] or [nvflare] of arguments and further settings above it; a JSON
             file with a configuration of NVFlare; or a Python script, which is not run.
-        settings: further settings, which may not contradict those of the file.
+        settings: further settings, which may not contradict the settings in the file.
 
     Raises:
         ConfigError: the file cannot be read, or holds unknown or repeated keys or values that

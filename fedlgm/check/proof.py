@@ -14,9 +14,9 @@ from fedlgm.check.verdict import Verdict
 from fedlgm.privacy.guarantee import Relation
 
 _ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
-_LARGEST_LOSS = 2e6  # number of samples over their squared noise, which a grid can hold
-_LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which only this sum is a figure
-_MOST_STEPS = 100  # of a group, each of which `AttackRates.of_units` computes
+_LARGEST_LOSS = 2e6  # largest number of samples over their squared noise that a grid can hold
+_LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which this sum is the only figure
+_MOST_STEPS = 100  # of a group; `AttackRates.of_units` computes each of them
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _figures(
     if settings.mechanism == "laplace":
         pure = count * units / multiplier * (1 + 1e-12)  # without amplification
         if pure > _LARGEST_PURE:
-            fits = pure < 700  # whose exponential is finite
+            fits = pure < 700  # the exponential is then finite
             rates = AttackRates(np.array([pure]), np.array([0.0])) if fits else None
             return pure if fits else math.inf, rates
         event = laplace_event(1 / multiplier, rate)
@@ -110,7 +110,7 @@ def _figures(
         event = gaussian_event(multiplier, rate)
     rates = attack_rates(event, steps=count).of_units(units)
     if settings.delta is None:
-        return rates.advantage, rates  # the candidates are compared by it
+        return rates.advantage, rates  # the candidates are compared by the advantage
     if units > 1:
         return group_epsilon(rates, units, settings.delta), rates
     return composed_epsilon([(event, count)], settings.delta), rates

@@ -26,7 +26,8 @@ class Report:
     Attributes:
         settings: the run.
         verdicts: one for each assumption that concerns the run.
-        epsilon: proven for what the run does, at the stated delta; None if nothing is proven.
+        epsilon: epsilon that is proven for what the run does, at the stated delta; None if nothing
+            is proven.
         relation: neighbouring relation of the proven figures.
         rates: upper bounds on attacks; None if nothing is proven.
 

@@ -339,7 +339,7 @@ def repeated_noise(settings: Settings) -> Verdict | None:
     """Whether noise is added once."""
     if settings.noise_additions == 1:
         return None
-    # under local trust the receiver may know what the others add
+    # under local trust the receiver may know the noise of the other clients
     counts = settings.mechanism == "gaussian" and settings.trust == "central"
     return Verdict(
         "conditional",
@@ -362,14 +362,14 @@ def layers(settings: Settings) -> Verdict | None:
         "Each layer's epsilon is stated for the model, but all layers come from the same data."
         if parallel
         else "The layers' epsilons are added, which is valid; their joint epsilon is smaller.",
-        # l2 norms add up as squares, the l1 norms of Laplace noise as they are
+        # l2 norms add up as squares; the l1 norms of Laplace noise add up as they are
         factor=1 / (settings.layers if settings.mechanism == "laplace" else settings.layers**0.5),
     )
 
 
 @rule
 def neighbours(settings: Settings) -> Verdict | None:
-    """Whether the stated relation is that of the proof."""
+    """Whether the stated relation is the relation of the proof."""
     if settings.relation == "replace-one":
         return Verdict(
             "conditional",

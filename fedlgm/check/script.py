@@ -64,8 +64,8 @@ def read_script(text: str, **settings: Any) -> Report:
     Calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower (strategies for
     differential privacy, `LocalDpMod`), TensorFlow Privacy (`compute_dp_sgd_privacy`, or events of
     dp_accounting) and NVFlare (its privacy filters) are read, with numbers, texts, arithmetic, and
-    names that the script assigns once. So is what other calls show about the run: loaders, loops,
-    optimizers, seeds, mods.
+    names that the script assigns once. Other code is read for what it shows about the run: loaders,
+    loops, optimizers, seeds, mods.
 
     Args:
         text: source of the script.
@@ -130,7 +130,7 @@ def read_script(text: str, **settings: Any) -> Report:
 def _values(
     source: Source, call: ast.Call, names: tuple[str, ...], reading: list[Verdict]
 ) -> dict[str, Any]:
-    """Arguments of the call that is checked; `names` are those of the positional ones."""
+    """Arguments of the call that is checked; `names` are the names of the positional arguments."""
     for word in call.keywords:
         if word.arg is None:
             why = f"Line {call.lineno}: the arguments **{ast.unparse(word.value)} are not read."
@@ -228,7 +228,9 @@ def _flower(
 def _tensorflow(
     source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
 ) -> Report:
-    """The values that are accounted for, which are those of the run where it shows no others."""
+    """The values that are accounted for. They are the values of the run where the script shows no
+    others.
+    """
     name = call_name(call)
     if name in _TENSORFLOW:
         words = _values(source, call, _TENSORFLOW[name], reading)

@@ -28,7 +28,9 @@ from fedlgm.wording import alternatives
 
 MOST_RELEASES, _LARGEST = 1_000_000, 10**15
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
-"""Noise multipliers for which figures are computed: less noise has none, more counts as the most."""
+"""Noise multipliers for which figures are computed: less noise has no figures, and more noise
+counts as the largest multiplier.
+"""
 PLAIN_MECHANISMS = (
     "gaussian",
     "laplace",
@@ -75,12 +77,13 @@ class Settings:
             count), "adaptive-late" (the same, with the noise of the next bound).
         count_std: standard deviation of the noise of the count of an adaptive bound.
         norm: norm that is bounded, "l1" or "l2".
-        layers, layer_claim: number of layers that have bound and noise of their own, with
+        layers, layer_claim: number of layers that have their own bound and noise, with
             `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
             "joint", "sum" or "parallel" (the largest of them).
         noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
             or "mean".
-        noise_size: number of units for whose mean the noise is scaled, if it is not that of a step.
+        noise_size: number of units for whose mean the noise is scaled, if this is not the number of
+            units in a step.
         noise_additions: how often independent noise of this scale is added.
         noise_seed: "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
@@ -100,8 +103,9 @@ class Settings:
         stated_for: what the stated epsilon covers: "round", "epoch", "part" (what followed the last
             start of the accountant) or "run".
         accounted_as: sampling that the accounting assumed: "poisson", "fixed" or "none".
-        accounted: values with which epsilon was computed, where they may differ from those of the
-            run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`, `steps`.
+        accounted: values with which epsilon was computed, where they may differ from the values of
+            the run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`,
+            `steps`.
         accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
         orders: Renyi orders of the accounting, each above 1.
         runs, search_charged: number of runs on the same data, this one included, and whether the

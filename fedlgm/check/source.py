@@ -85,7 +85,7 @@ class Source:
         ]
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Value of an expression of constants; `UNREAD` of any other."""
+        """Value of an expression of constants; `UNREAD` for any other expression."""
         if depth > 20:
             return UNREAD
         if isinstance(node, ast.Constant):
@@ -115,7 +115,7 @@ class Source:
             return UNREAD
 
     def arguments(self, call: ast.Call, names: tuple[str, ...] = ()) -> dict[str, ast.expr]:
-        """Arguments by name; `names` are those of the positional ones."""
+        """Arguments by name; `names` are the names of the positional arguments."""
         pairs = dict(zip(names, call.args, strict=False))
         return pairs | {word.arg: word.value for word in call.keywords if word.arg is not None}
 
@@ -179,7 +179,7 @@ class Source:
 
 
 def call_name(call: ast.expr) -> str:
-    """Last name of a called function; "" of any other expression."""
+    """Last name of a called function; "" for any other expression."""
     function = call.func if isinstance(call, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr

@@ -16,7 +16,7 @@ class Verdict:
 
     Attributes:
         status: "holds"; "conditional": it holds on a condition, a setting is missing, or the
-            statement is valid but is that of another mechanism; "broken".
+            statement is valid but belongs to another mechanism; "broken".
         why: one sentence.
         factor: noise multiplier of the run over the stated one.
         times: how often all releases happened.

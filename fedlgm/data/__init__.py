@@ -87,8 +87,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a name is that of a published set that `load` knows, or of a half of one, and not of
-    a user's own data.
+    """Whether a name belongs to a published set that `load` knows, or to half of such a set. The
+    names of a user's own data do not.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
@@ -199,8 +199,8 @@ def only_test_examples(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """The test examples of a bundled set, also in place of its training examples, which are not
-    read.
+    """A bundled set in which the test examples also stand in place of the training examples. The
+    training examples are not read.
 
     The files of the training examples are not opened and need not exist. Sets that are generated or
     come with scikit-learn, and the texts, have no such files; they are published as a whole.
@@ -212,8 +212,8 @@ def only_test_examples(
         options: options of a user's own sets, which are refused.
 
     Raises:
-        ConfigError: the name is unknown, or the set is a user's own, whose test examples come with
-            private ones.
+        ConfigError: the name is unknown, or the set is a user's own, and its test examples come
+            with private examples.
         DataError: as for `load`.
 
     >>> found = only_test_examples("digits")
@@ -279,7 +279,8 @@ def outline(
 
     Args:
         name: as for `load`.
-        image_classes: stated number of classes of an "image-folder", which is unknown otherwise.
+        image_classes: stated number of classes of an "image-folder"; otherwise the number is
+            unknown.
         image_size: height and width of its images.
         channels: channels of its images.
         options: further options of `load`. A table without files has the shape of its `inputs`,
@@ -311,7 +312,8 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
 
     Args:
         name: as for `load`.
-        train_images: stated number of an "image-folder", which is unknown otherwise.
+        train_images: stated number of training images of an "image-folder"; otherwise the number is
+            unknown.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
@@ -352,14 +354,14 @@ def with_users(data: Any, users: Any) -> Any:
     if isinstance(data, Mapping):
         return {**_two_parts(data), "users": users}
     if is_table(data):
-        return data  # which `load` refuses
+        return data  # `load` refuses this
     raise DataError(
         "users names the users of your own data: pass data={'train': ..., 'test': ...} with it"
     )
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping without other splits of a `datasets.DatasetDict`."""
+    """The mapping, without the further splits of a `datasets.DatasetDict`."""
     if not hasattr(data, "push_to_hub") or "test" not in data:
         return data  # without a test part, `load` names the part that could be one
     return {part: data[part] for part in ("train", "test") if part in data}
@@ -372,7 +374,8 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two names may hold some of the same training examples; the halves of a set hold none.
+    """Whether two names may hold some of the same training examples; the two halves of a set share
+    none.
 
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")

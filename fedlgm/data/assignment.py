@@ -21,7 +21,7 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
     """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
 
     Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. With the
-    same seed the division differs from that of the scheme "dirichlet".
+    same seed, this scheme and the scheme "dirichlet" give different divisions.
 
     Args:
         labels: labels, int [n].
@@ -303,8 +303,8 @@ def _hetero_dirichlet(
     balance: bool,
     rng: np.random.Generator,
 ) -> None:
-    """Cut each class by Dirichlet proportions over the first `clients` clients, or those of them
-    below average size.
+    """Cut each class by Dirichlet proportions over the first `clients` clients, or over those of
+    them that are below average size.
 
     The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for
     that part directly has the same law and avoids dividing zero by zero. Until the last sample is
@@ -323,7 +323,7 @@ def _hetero_dirichlet(
 
 
 WITHOUT_LABELS = ("iid", "natural")
-"""Schemes that divide data of any targets; the others need classes."""
+"""Schemes that divide data of any targets; all other schemes need classes."""
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "dirichlet-large": dirichlet_large,
     "hsu": hsu,

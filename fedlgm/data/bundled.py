@@ -37,8 +37,8 @@ def digits() -> DataSet:
 
 
 def _digits_table() -> np.ndarray:
-    """Pixels and classes, float64 [1797, 65], from the file that scikit-learn reads: its import
-    takes a second.
+    """Pixels and classes, float64 [1797, 65]. They are read from scikit-learn's file, because the
+    import of scikit-learn takes a second.
     """
     spec = importlib.util.find_spec("sklearn")
     for folder in spec.submodule_search_locations or () if spec else ():

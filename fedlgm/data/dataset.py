@@ -27,8 +27,8 @@ _KEYS = ("train", "test", "clients", "users", "sites", "classes", "labels", "nam
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays, which all users in the process share and
-    nobody may change.
+    """Training and test examples as contiguous arrays. All code in the process shares these arrays
+    and must not change them.
 
     Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the
     data, and classes. Sets of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is
@@ -95,8 +95,8 @@ class DataSet:
         return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
     def keep(self, rows: np.ndarray, name: str | None = None) -> DataSet:
-        """The set with these training examples only: users are numbered again, and an own division
-        is dropped.
+        """The set with these training examples only: users are numbered again, and the set's own
+        division is dropped.
 
         Args:
             rows: indices of training examples.
@@ -149,10 +149,10 @@ class DataSet:
             users: instead of `clients`, the user of each training example [n], numbers or names.
             sites: whether the users are sites, such as hospitals, whose names are public. Reports
                 name them where one example is protected.
-            classes: number of classes (tokens). None takes the test targets' largest plus one, so
+            classes: number of classes (tokens). None takes the largest test target plus one, so
                 that the number does not depend on private examples.
             labels: names of the classes, in the order of their numbers. If targets are names, None
-                takes those among the test targets in alphabetical order.
+                takes the names among the test targets in alphabetical order.
             columns: descriptions of the columns of the inputs; None takes them from test inputs
                 that are a table.
             name: for reports.
@@ -291,8 +291,8 @@ class DataSet:
         """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent
         one by one.
 
-        Inputs held as bytes are "train_x" and their table "train_x:values", unread ones only
-        their "train_x:shape".
+        Inputs held as bytes are "train_x" and their table "train_x:values". Unread inputs are only
+        their shape, "train_x:shape".
         """
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
         for name in ("train_x", "test_x"):

@@ -85,7 +85,8 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
 
 
 def needs_labels(scheme: str) -> bool:
-    """Whether a scheme is a bundled one that divides by label, which needs integer targets [n].
+    """Whether a scheme is a bundled scheme that divides by label. Such a scheme needs integer
+    targets [n].
 
     >>> [needs_labels(scheme) for scheme in ("iid", "dirichlet")]
     [False, True]

@@ -27,12 +27,12 @@ class Encoding:
     """Public categories and fills of the columns of a table.
 
     Attributes:
-        categories: categories of the columns of text, in order. Each one after the first becomes a
-            column of Booleans, "sex=M"; the first is the reference.
+        categories: categories of the columns of text, in order. Each category after the first
+            becomes a column of Booleans, such as "sex=M"; the first category is the reference.
         fill: value for the gaps of a column: a number, or one of its categories.
 
     Raises:
-        DataError: a column has fewer than two categories or one twice, or a fill does not fit.
+        DataError: a column has fewer than two categories or has one twice, or a fill does not fit.
 
     Example:
         >>> import pandas
@@ -155,7 +155,7 @@ class Encoding:
 
 
 def as_text(value: Any) -> str:
-    """A category as it stands in a file; 2 and 2.0 are one.
+    """A category as it stands in a file; 2 and 2.0 are the same category.
 
     Example:
         >>> as_text(2.0), as_text("II")
@@ -174,7 +174,7 @@ def fill_gaps(values: np.ndarray, value: Any) -> np.ndarray:
 
 
 def input_values(column: Column, values: np.ndarray) -> np.ndarray:
-    """The values of a model's input, from those of the table's column [n], of any type.
+    """The values of a model's input, from the values of the table's column [n], of any type.
 
     Example:
         >>> sex = {"name": "sex=M", "dtype": "bool", "of": "sex", "categories": ["F", "M"]}

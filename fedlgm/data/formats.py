@@ -1,8 +1,8 @@
 """Readers of the published files of public sets. Damage raises a `DataError` that names the file.
 
 The readers accept the files that torchvision reads, and also compressed or partial copies.
-torchvision insists on unpacked files whose MD5 sums are those of the original release, and
-unpickles CIFAR without restriction.
+torchvision requires unpacked files with the MD5 sums of the original release, and it unpickles
+CIFAR without restriction.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ _KINDS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 )
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_EVERY = 5  # images of a class of which one is a test image, where the folder says nothing
+_EVERY = 5  # one in this many images of a class is a test image, unless the folder says which
 _BLOCK = 512
-_READING = 2  # version of how pixels are read: resized images of an earlier one are not used
+_READING = 2  # version of how pixels are read; resized images of earlier versions are not used
 
 
 def load_folder(
@@ -60,11 +60,11 @@ def load_folder(
         image_size: height and width; the largest centred square of an image is resized bilinearly.
         channels: 3 (RGB) or 1 (grey).
         attribute: column of the attribute file that gives the class. A number above 0 is class 1,
-            any other number class 0; words are classes in alphabetical order. None takes subfolders
-            as classes.
+            any other number is class 0, and words are classes in alphabetical order. None takes
+            subfolders as classes.
         train_images: number of training images that the folder must have, as published or agreed;
             None accepts any number.
-        image_classes: the same for the number of classes.
+        image_classes: number of classes that the folder must have, in the same way.
 
     Raises:
         DataError: the folder does not exist or has no images, an image cannot be read, or a label
@@ -178,7 +178,9 @@ _Found = tuple[list[Path], np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _by_folder(folder: Path) -> _Found:
-    """Files, labels, which are test images, and the names of the classes, by subfolders."""
+    """Files, their labels, whether each is a test image, and the names of the classes, by
+    subfolders.
+    """
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     roots = (
         [(folder, None)]
@@ -304,7 +306,7 @@ def _label_words(
 
 
 def _words_of(path: Path, attribute: str) -> dict[str, str]:
-    """An attribute's value of each file: CelebA's format or CSV with a header."""
+    """The value of an attribute for each file, from CelebA's format or from CSV with a header."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -348,7 +350,7 @@ def _check_classes(
     names: tuple[str, ...],
     stated: bool = False,
 ) -> _Found:
-    """The same, if the test images, which are public, have all classes; those that are `stated`
+    """The same, if the test images, which are public, have all classes. Classes that are `stated`
     need no images.
     """
     if not (~tests).any() or not tests.any():

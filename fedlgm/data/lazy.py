@@ -15,9 +15,9 @@ from fedlgm.extension.loader import users_code
 class LazyArray(Undecoded):
     """Training inputs that are read when their rows are needed, and not kept.
 
-    A simulation of many clients then needs memory only for those that train at the moment. Values
-    are checked as they are read. A resumed run recognises the shape and type of the inputs, but not
-    their values, since it would have to read all of them.
+    A simulation of many clients then needs memory only for the clients that train at the moment.
+    Values are checked as they are read. A resumed run recognises the shape and type of the inputs,
+    but not their values, since it would have to read all of them.
 
     Args:
         source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers,

@@ -1,7 +1,7 @@
 """Tables by name: CSV and Parquet files, and data sets of the Hugging Face Hub.
 
-Both become tables here. `fedlgm.data.tables` makes a data set of them, as of tables that a user
-passes.
+Both become tables here. `fedlgm.data.tables` makes a data set of them, as it does of tables that a
+user passes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ def read_files(
     """Files as a mapping of frames for `fedlgm.data.encoding.from_tables`.
 
     A pattern such as "sites/*.csv", or a list, stands for one file of each site: the sites are then
-    the users, unless `users` names a column. The columns are those of the test file, in any order.
+    the users, unless `users` names a column. All files have the columns of the test file, in any
+    order.
 
     Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
-    is a name. Targets are numbers if all targets of the public test file are, and are not names
-    among `labels`.
+    is a name. Targets are numbers if all targets of the public test file are numbers and none of
+    them is a name among `labels`.
 
     Args:
         file: training examples, .csv, .csv.gz or .parquet; or a pattern or list of such files.
@@ -54,7 +55,7 @@ def read_files(
 
 
 def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping with tables in place of the names of files as "train" and "test".
+    """A mapping in which tables replace the names of files under "train" and "test".
 
     Raises:
         DataError: only one of the two is a name, or as in `read_files`.
@@ -80,7 +81,7 @@ def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tables(
     files: tuple[Any, Any], columns: Mapping[str, Any], keys: tuple[str, str]
 ) -> dict[str, Any]:
-    """See `read_files`; `keys` are those of the two arguments, for messages."""
+    """See `read_files`; `keys` are the keys of the two arguments, for messages."""
     names = _text_columns(columns)
     file, test = files[0], read_frame(files[1], keys[1], names)
     several = isinstance(file, list | tuple) or (
@@ -125,8 +126,8 @@ def convert_targets(
 
     Args:
         train: table with the column; changed in place.
-        test: the public table; changed in place. A node's rows, which no public rows accompany,
-            are both.
+        test: the public table; changed in place. If a node's rows come without public rows, both
+            arguments are the node's rows.
         column: the targets.
         labels: names of the classes, which stay text.
 
@@ -163,7 +164,7 @@ def convert_targets(
             )
     if _is_number(public).all() and all(_is_number(frame[column]).all() for frame in frames):
         numbers = {text: float(text) for frame in frames for text in frame[column].unique()}
-        if all(value.is_integer() for value in numbers.values()):  # which may be classes
+        if all(value.is_integer() for value in numbers.values()):  # these may be classes
             spelled_once(numbers, f"data.target: column {column!r}")
         for frame in frames:
             frame[column] = pandas.to_numeric(frame[column])
@@ -250,7 +251,9 @@ def _offline(
 def _load(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """The splits; those of CSV files as frames whose columns `texts` are text, as in `read_csv`."""
+    """The splits. Splits of CSV files are frames whose columns `texts` are text, as in
+    `read_csv`.
+    """
     from datasets import load_dataset
 
     parts = load_dataset(path, subset, split=list(splits))
@@ -320,8 +323,8 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
 
 
 def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
-    """A CSV file as a frame. The columns `names` are text, and others have one type from end to
-    end.
+    """A CSV file as a frame. The columns `names` are text, and each other column has one type in
+    all rows.
 
     Raises:
         DataError: two columns have one name, or rows have more values than there are names.

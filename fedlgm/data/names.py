@@ -43,8 +43,8 @@ GAPS = frozenset(
 def class_numbers(
     parts: dict[str, Any], labels: Sequence[str] | None
 ) -> tuple[Any, Any, tuple[str, ...] | None]:
-    """Both parts with targets that are names as class numbers, and the names of the classes; None
-    if they have none.
+    """Both parts, with class numbers in place of targets that are names, and the names of the
+    classes; None if the classes have no names.
 
     Args:
         parts: "training" and "test", each (inputs, targets).

@@ -132,7 +132,7 @@ class Partition:
 
 
 _OF_FLOWER = ("iid", "dirichlet")
-"""Schemes whose divisions are kept on disk: `flwr-datasets` takes a second to import."""
+"""Schemes whose divisions are kept on disk, because `flwr-datasets` takes a second to import."""
 _SCHEMES: Registry[Callable[..., np.ndarray]] = Registry(
     "partition scheme",
     {"iid": flower.iid, "dirichlet": flower.dirichlet, **assignment.SCHEMES},

@@ -111,7 +111,7 @@ def fit_image(image: Any, size: int | None, channels: int) -> np.ndarray:
     Args:
         image: a `PIL.Image.Image`.
         size: height and width; the largest centred square is resized bilinearly. None keeps the
-            image's own.
+            image's own size.
         channels: 3 (RGB) or 1 (grey).
 
     Raises:

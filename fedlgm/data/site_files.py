@@ -176,7 +176,7 @@ class Sites:
         return faults
 
     def _of(self, frame: libraries.DataFrame) -> list[str]:
-        """Faults of the values, in words that hold none of them."""
+        """Faults of the values, in words that contain no value."""
         import pandas
 
         numeric = pandas.api.types.is_numeric_dtype
@@ -268,7 +268,7 @@ def _header(path: Path) -> str:
 
 
 def _of_mark(path: Path, mark: str) -> str:
-    """The fault of a file whose columns another sign than a comma separates."""
+    """The fault of a file whose columns are separated by another sign than a comma."""
     import pandas
 
     rows = pandas.read_csv(path, sep=mark, dtype=str, keep_default_na=False)

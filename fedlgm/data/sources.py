@@ -36,11 +36,11 @@ class FileSet:
         train: glob patterns, each of which must match a file of the set's folder.
         read: reads the examples in the files of each such pattern; returns (train, test) if one
             file holds all examples.
-        layout: folder below a data directory in which torchvision or LEAF keeps it.
+        layout: folder below a data directory in which torchvision or LEAF keeps the set.
         advice: how to get the files by hand, up to "into <folder>".
         torchvision: class of `torchvision.datasets` that downloads it, or None.
-        debian: folder of Debian's package; None is a folder with the set's name among its data
-            sets.
+        debian: folder of Debian's package; None stands for the folder with the set's name among
+            Debian's data sets.
         examples: published number of training examples, or None.
         test: patterns of the files of the test examples; empty if one file holds all examples.
     """
@@ -167,7 +167,7 @@ def locate(
         name: key of `FILE_SETS`.
         data_dir: directory searched first, or None.
         download: whether torchvision may download the set.
-        files: patterns of the files that are needed; None: all of the set's.
+        files: patterns of the files that are needed; None: all files of the set.
 
     Returns:
         The folder.

@@ -55,7 +55,7 @@ def division_name(parts: Iterable[np.ndarray]) -> str:
     compared.
 
     Args:
-        parts: row numbers of each client; neither their order nor that of the clients counts.
+        parts: row numbers of each client; neither their order nor the order of the clients matters.
 
     Example:
         >>> division_name([np.array([0, 2]), np.array([1])]) == division_name([np.array([1]), np.array([2, 0])])

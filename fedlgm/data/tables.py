@@ -38,7 +38,7 @@ OPTIONS = (
     "standardise",
 )
 INTERCEPT = "(intercept)"
-"""Name of the intercept among a linear model's coefficients, which no column may have."""
+"""Name of the intercept among a linear model's coefficients. No column may have this name."""
 _KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
 _Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and targets
@@ -103,11 +103,11 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
             or "label"; tokens without either are their own target, for the task "causal-lm");
             "inputs", a column or a list of them, for the features (default: all others); "text" and
             "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to
-            which texts are cut and all rows are padded (default: that of the longest test row, if
-            no training row is longer); "standardise", {column: (mean, deviation)} of public
-            figures, or "test" for those of the test rows, which are public (columns of Booleans
-            stay as they are); the model's exports then hold these constants; "image_size" and
-            "channels" of images, see `fedlgm.data.pixels.fit_image`. Other keys are passed on.
+            which texts are cut and all rows are padded (default: the length of the longest test
+            row, if no training row is longer); "standardise", {column: (mean, deviation)} of public
+            figures, or "test" for the figures of the test rows, which are public (columns of
+            Booleans stay as they are); the model's exports then hold these constants; "image_size"
+            and "channels" of images, see `fedlgm.data.pixels.fit_image`. Other keys are passed on.
 
     Returns:
         The mapping with arrays, and with the descriptions of the features as "columns". If "labels"
@@ -187,7 +187,7 @@ def describe(
         names: the features.
         x: their values [n, ...].
         constants: mean and standard deviation of the columns that they standardise, by name; "test"
-            takes those of x for all columns but Booleans.
+            takes the figures of x for all columns but Booleans.
 
     Raises:
         DataError: constants name another column, or are not two finite numbers with a deviation
@@ -232,7 +232,7 @@ def _refuse_constants(constants: object) -> None:
 
 
 def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of the columns of public rows [n, d], without those of
+    """Mean and standard deviation of the columns of public rows [n, d], without the columns of
     Booleans.
     """
     figures = {}
@@ -407,16 +407,16 @@ def _tokenize(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, _Part]:
-    """Inputs and targets of both parts, rows padded on the right to the length, or to the longest
-    test row.
+    """Inputs and targets of both parts. Rows are padded on the right to the given length, or to the
+    longest test row.
     """
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # Types stand after the mask: one of ones where a table has none. The lengths of private rows
-    # decide nothing.
+    # Types stand after the mask; a table without a mask gets a mask of ones. The lengths of private
+    # rows decide nothing.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = (
         length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
@@ -525,7 +525,7 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """A column of images as float32 [n, C, H, W], any other as `numbers` returns it."""
+    """A column of images as float32 [n, C, H, W], any other column as `numbers` returns it."""
     if len(values) and hasattr(values[0], "convert"):
         with readable(f"data: an image of column {name!r} of {part!r}"):
             images = [fit_image(image, size, channels) for image in values]

@@ -17,8 +17,9 @@ from fedlgm.errors import DataError
 from fedlgm.files import explain_failure
 
 ALPHABET = "\n !'(),-.:;?" + string.ascii_uppercase + string.ascii_lowercase
-"""The 64 characters of the bundled texts. The alphabet is a constant, because one derived from
-private texts would reveal information about them."""
+"""The 64 characters of the bundled texts. The alphabet is a constant, because an alphabet derived
+from private texts would reveal information about them.
+"""
 LENGTH = 32
 _TEST_EVERY = 10
 _VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")

@@ -17,7 +17,7 @@ from fedlgm.data.names import describe_missing, missing, refuse_masked, spelled_
 from fedlgm.errors import DataError, Notice
 
 _EXACT = 2.0**53
-"""From here on, floats are not all of the whole numbers."""
+"""From here on, not every whole number is a float."""
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
@@ -79,7 +79,7 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse empty names, and warn of pairs that may be one person's."""
+    """Refuse empty names, and warn of pairs of names that may belong to one person."""
     seen: dict[str, str] = {}
     for name in names:
         plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())

@@ -27,7 +27,7 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 OWN = "your own as 'package.module:name'"
 
 HUB = "hf:"
-"""Beginning of the name of a data set of the Hugging Face Hub, which is not a reference."""
+"""Beginning of the name of a data set of the Hugging Face Hub. Such a name is not a reference."""
 
 
 def is_reference(name: object) -> bool:
@@ -220,8 +220,8 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def sealed(kind: type[K]) -> type[K]:
-    """Class decorator that refuses derived classes: they could state another cost than that of the
-    fields.
+    """Class decorator that refuses derived classes: they could state another cost than the cost of
+    the fields.
 
     >>> @sealed
     ... class Facts:
@@ -324,7 +324,7 @@ def _signature(function: Any) -> inspect.Signature:
     return (_class_signature if isinstance(function, type) else inspect.signature)(function)
 
 
-# Of a class without an `__init__`, Python parses a text for it, in half a millisecond.
+# For a class without an `__init__`, Python parses a text, which takes half a millisecond.
 _class_signature = lru_cache(maxsize=256)(inspect.signature)
 
 

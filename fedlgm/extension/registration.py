@@ -47,7 +47,8 @@ def registrations() -> tuple[Call, ...]:
 
 
 def repeat(calls: Iterable[Call]) -> None:
-    """Make the registrations of another process in this one, again for each of its messages.
+    """Repeat the registrations of another process in this one, once for each message of that
+    process.
 
     A function without a name, or from a notebook, arrives as a new object each time and takes its
     name again.
@@ -61,7 +62,9 @@ def repeat(calls: Iterable[Call]) -> None:
 
 
 def is_repeating() -> bool:
-    """Whether another process's registrations are repeated here; they replace those of this one."""
+    """Whether another process's registrations are repeated here; they replace the registrations of
+    this process.
+    """
     return _repeating.get()
 
 

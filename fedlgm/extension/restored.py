@@ -36,8 +36,8 @@ _ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
 
 @contextmanager
 def one_client() -> Iterator[None]:
-    """Trainers that are made in the block get copies of their own and train one client: they
-    restore nothing.
+    """Trainers that are made in the block get their own copies of the parts. They train only one
+    client, so they restore nothing.
     """
     token = _ONE_CLIENT.set(True)
     try:
@@ -59,8 +59,8 @@ def fresh(part: T) -> T:
 
 
 class Watched:
-    """The users' functions and classes that parts reach, which no client may change: all copies
-    share them.
+    """The users' functions and classes that parts reach. No client may change them, because all
+    copies share them.
 
     Args:
         parts: see `shared_state`, which would not see a change through another name.
@@ -122,11 +122,11 @@ def _own_names(value: Any) -> dict[str, Any]:
 
 
 class Restored:
-    """A model and its task as they were, again before every client.
+    """A model and its task, restored to their first state before every client.
 
-    Modules, parameters, buffers and the task stay the same objects, so that what refers to them
-    stays valid. Their attributes are restored. Values of buffers and frozen parameters are not:
-    `Unchanged` refuses a model that writes them.
+    Modules, parameters, buffers and the task stay the same objects, so that references to them stay
+    valid. Their attributes are restored. Values of buffers and frozen parameters are not restored,
+    because `Unchanged` refuses a model that writes them.
 
     Args:
         module: the model.
@@ -180,10 +180,10 @@ class Restored:
         """Undo everything that the last client left behind.
 
         Returns:
-            Whether it may have left something.
+            Whether the last client may have left something.
 
         Raises:
-            PrivacyError: it has changed a class or function.
+            PrivacyError: the last client has changed a class or function.
         """
         self.check()
         changed = False
@@ -244,7 +244,7 @@ class _Attributes:
         self._copied = [(name, value) for name, value in held.items() if name in others]
 
     def restore(self, memo: dict[int, Any]) -> bool:
-        """Restore them, and return whether they may have changed; `memo` is that of
+        """Restore them, and return whether they may have changed; `memo` is the memo of
         `copy.deepcopy`.
         """
         now, changed = self._now, bool(self._copied)

@@ -69,7 +69,7 @@ KNOWN = frozenset(
         "__future__",
     ]
 )
-"""Packages whose code is taken to keep nothing between calls outside of its objects."""
+"""Packages whose code is assumed to keep nothing between calls outside of its objects."""
 
 _LAYERS = ("torch.nn.modules.", "torchvision.models.", "fedlgm.")
 _VALUES = (
@@ -270,7 +270,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    # such as a decorator's wrapper: what it calls may be a user's
+    # such as a decorator's wrapper: the function that it calls may be a user's
     if package_of_code(function) in KNOWN:
         return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
     held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
@@ -293,7 +293,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether a callable is all code of `KNOWN` packages."""
+    """Whether a callable consists only of code of `KNOWN` packages."""
     if isinstance(value, MethodType):
         return _is_known(value.__func__) and package_of_code(type(value.__self__)) in KNOWN
     if isinstance(value, FunctionType):

@@ -407,7 +407,7 @@ def _check_clients(name: str, clients: Partition) -> None:
 
 
 def _clients(data: DataSet) -> list[ClientTask]:
-    """Two clients of unequal size, of test examples."""
+    """Two clients of unequal size, made of test examples."""
     clients, start = [], 0
     for count in (_EXAMPLES, _EXAMPLES - 3):
         rows = np.arange(start, start + count) % len(data.test_y)

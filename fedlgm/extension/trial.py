@@ -1,9 +1,9 @@
 """Trials of a user's model, task and trainer on a few examples, before a run writes anything.
 
-An update must be a function of the client's own examples, and a prepared example one of that
-example alone. A trial finds mistakes early and proves nothing: `fedlgm.extension.restored` keeps
-clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial of runs
-that bound examples.
+An update must be a function of the client's own examples, and a prepared example must be a function
+of that example alone. A trial finds mistakes early and proves nothing: `fedlgm.extension.restored`
+keeps clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial of
+runs that bound examples.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
 
     Args:
         task: the task, before it has seen examples.
-        found: the data before that.
+        found: the data before the task has prepared them.
 
     Raises:
-        ConfigError: a user's task fails, or prepares an example by means of others.
+        ConfigError: a user's task fails, or prepares an example by means of other examples.
     """
     if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
         return task.prepare(found), []
@@ -123,8 +123,7 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
         Copies of the task that have each prepared a part of the data, for `require_same_losses`.
 
     Raises:
-        ConfigError: the examples of a part would be others without the rest of the training
-            examples.
+        ConfigError: the examples of a part would be different without the other training examples.
     """
     # The examples may be sorted by class.
     copies, order = [], np.random.default_rng(0).permutation(len(data.train_y))
@@ -210,7 +209,7 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     """Refuse updates or sums that differ although the same examples made them.
 
     Args:
-        made: function that makes all of them.
+        made: function that makes all updates or sums.
         count: number of examples, for the message.
         owner: the user's class on trial; a message names its line.
 

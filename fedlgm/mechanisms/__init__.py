@@ -209,8 +209,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
 
 
 def split(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method; a registered name may have a variant,
-    "package.module:Class" has none.
+    """Mechanism and variant of a method. A registered name may have a variant;
+    "package.module:Class" has no variant.
 
     >>> split("ladp:published"), split("ladp"), split("mypackage.rules:InverseSize")
     (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))

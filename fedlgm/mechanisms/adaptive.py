@@ -49,10 +49,10 @@ class AdaptiveAllocation(Bounded):
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.
-        memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's.
+        memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's shares.
         span: >= 1; a target is cut to within this factor of the targets' geometric mean before it
-            is averaged. With 8, small layers get so little of the budget that accuracy falls below
-            that of fixed rules.
+            is averaged. With 8, small layers get so little of the budget that the accuracy is lower
+            than with fixed rules.
 
     Example:
         >>> import torch

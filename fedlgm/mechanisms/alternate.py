@@ -26,10 +26,10 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 class Alternate(Bounded):
     """Odd rounds release the factors B of all adapters, even rounds their factors A.
 
-    B comes first, because it begins at zero, where the gradient of A vanishes. Layers of no
-    adapter, such as a new head, are released in every round. A factor that is not released is not
-    trained. The budget of a round is spread over the layers that it releases. A model that does not
-    train both factors releases all layers in every round.
+    B comes first, because it begins at zero, where the gradient of A vanishes. Layers that belong
+    to no adapter, such as a new head, are released in every round. A factor that is not released is
+    not trained. The budget of a round is spread over the layers that it releases. A model that does
+    not train both factors releases all layers in every round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).

@@ -91,7 +91,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     """Clipped per-example gradients with Gaussian noise on their sum.
 
     Raises:
-        ConfigError: an option is out of range, the style is a mechanism of its own, or 'flat' is
+        ConfigError: an option is out of range, the style is a separate mechanism, or 'flat' is
             given options of 'per-layer'.
 
     Example:
@@ -168,9 +168,9 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     PRIVATE; charged so.
 
     The paper takes the medians "across the dataset" and does not say at which weights. Here they
-    are those of the batch's examples at the weights of the step, as for the cohort of a federation
-    (`PublishedMedClip`). The batch is processed twice, because its bounds must be known before
-    clipping.
+    are the medians over the batch's examples at the weights of the step, as over the cohort of a
+    federation (`PublishedMedClip`). The batch is processed twice, because its bounds must be known
+    before clipping.
 
     Example:
         >>> from fedlgm import Sampling
@@ -184,8 +184,8 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate as for DP-SGD. For clients' own noisy steps the server has no batch from which
-        to plan.
+        """Calibrate as for DP-SGD. Clients' own noisy steps are refused, because the server has no
+        batch from which to plan them.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)

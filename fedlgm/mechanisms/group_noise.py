@@ -51,7 +51,8 @@ _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 
 @dataclass(frozen=True)
 class GroupNoise(Bounded):
-    """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the rules.
+    """Per-layer bounds C_m with Gaussian or Laplace noise. The noise scales follow one of the
+    rules.
 
     Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and
     "laplace-iid".
@@ -59,7 +60,7 @@ class GroupNoise(Bounded):
     Attributes:
         bound: bound C of a whole contribution, spread evenly over M layers ("flat" budgets): C_m =
             C / sqrt(M) in l2 norm for Gaussian noise, C_m = C / M in l1 norm for Laplace noise.
-        bounds: public C_m of each layer, in the same norm, which replace `bound`.
+        bounds: public bounds C_m of the layers, in the same norm; they replace `bound`.
         p: the "inid" rules minimise the expected l_p^p error, p >= 1.
 
     Example:
@@ -184,7 +185,7 @@ def calibrate_laplace(
     check_rate(sampling_rate=sampling_rate)
     check_known("relation", relation, SENSITIVITY_FACTOR)
     check_known("accountant", accountant, privacy.accountants.ACCOUNTANTS)
-    # A budget that allows less noise than this gets this.
+    # The largest loss, even if the budget allows less noise.
     most = _LARGEST_LOSS if delta > 0 else privacy.events.LARGEST_PURE * (1 - _TOLERANCE)
     pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)
     loss = (
@@ -205,12 +206,12 @@ def _largest_loss(
     accountant: str,
     pure: float,
 ) -> float:
-    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is that of basic
-    composition.
+    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is this epsilon
+    by basic composition.
     """
 
     def excess(log_loss: float) -> float:
-        # Slightly more than is returned: plans round their multiplier down to nine digits.
+        # Slightly more than is returned, because plans round their multiplier down to nine digits.
         event = privacy.events.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
         return (
             min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6)
@@ -219,7 +220,7 @@ def _largest_loss(
 
     low, high = math.log(pure), math.log(pure) + 0.5
     if pure >= _LARGEST_LOSS and excess(low) <= 0:
-        return pure  # a budget that hardly asks for noise: more of it than needed is safe
+        return pure  # the budget requires hardly any noise, and more noise is safe
     while excess(low) > 0:  # an accountant's grid may cost a little more than basic composition
         low, high = low - 0.02, low
         if low < math.log(pure) - 2:
@@ -231,7 +232,7 @@ def _largest_loss(
     while excess(high) < 0:
         low, high = high, high + 0.5
         if high > math.log(_LARGEST_LOSS):
-            # a budget that hardly asks for noise: more of it than needed is safe
+            # the budget requires hardly any noise, and more noise is safe
             return math.exp(low)
     root = float(scipy.optimize.brentq(excess, low, high, xtol=_TOLERANCE / 4))
     while excess(root) > 0:

@@ -10,8 +10,9 @@ spend:
 
 All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected
 (weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;
-"scale-perturb-rescale" (SPR) gives each an equal share of the budget. Source: i.n.i.d. noise paper,
-Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the profile's.
+"scale-perturb-rescale" (SPR) gives each coordinate an equal share of the budget. Source: i.n.i.d.
+noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the
+profile's.
 
 Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have
 one entry per coordinate for a vector and one per run for a `Profile`. A coordinate of zero
@@ -59,8 +60,8 @@ def gaussian_inid(
             default.
 
     Returns:
-        sigma, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 4 (p
-        = 2), equation 9.
+        sigma, one entry per coordinate (per run for a `Profile`): i.n.i.d. noise paper, Theorem 4
+        (p = 2), equation 9.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
@@ -90,8 +91,8 @@ def laplace_inid(
         tight: convert delta by the tighter of the two bounds of `laplace_budget`.
 
     Returns:
-        beta, one entry per coordinate (a run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p =
-        2), equation 12.
+        beta, one entry per coordinate (per run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p
+        = 2), equation 12.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
@@ -106,11 +107,11 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
 
     The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter epsilon - 2 log(1 - delta)
     holds for any number of coordinates. Define the overlap 1 - delta_P(e) = integral min(P, exp(e)
-    Q). One Laplace coordinate shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a, the
-    overlap of a product at e_1 + e_2 is at least the product of the overlaps at e_1 and e_2, and
-    |epsilon| <= sum a_i can always be split so that |e_i| <= a_i. The bound is exact for a single
-    coordinate of non-zero sensitivity. The same argument shows that a product of Laplace releases
-    is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
+    Q). One Laplace coordinate shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a. The
+    overlap of a product at e_1 + e_2 is at least the product of the overlaps at e_1 and e_2. An
+    epsilon with |epsilon| <= sum a_i can always be split into e_i with |e_i| <= a_i. The bound is
+    exact for a single coordinate of non-zero sensitivity. The same argument shows that a product of
+    Laplace releases is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
 
     Args:
         epsilon: privacy budget, > 0.
@@ -145,15 +146,15 @@ def noise_scales(
     Args:
         family: law of the noise.
         rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including
-            those of zero sensitivity, and "spr" gives each coordinate that can change an equal
-            share of the budget.
+            coordinates of zero sensitivity, and "spr" gives each coordinate that can change an
+            equal share of the budget.
         profile: sensitivities lambda, shape [K], or a `Profile`.
         budget: mu of mu-Gaussian DP, or epsilon of pure DP for Laplace noise; > 0.
         p: for "inid", as in `gaussian_inid`.
         weights: for "inid", as in `gaussian_inid`.
 
     Returns:
-        One scale per coordinate (a run for a `Profile`).
+        One scale per coordinate (per run for a `Profile`).
 
     Raises:
         ConfigError: an argument is out of range.
@@ -190,8 +191,8 @@ in it."""
 def _prepare(
     profile: ProfileLike, budget: float, p: float, weights: npt.ArrayLike | None
 ) -> tuple[Profile, Array, Array]:
-    """Checked runs, sensitivities relative to the largest (so that no power overflows), relative
-    weights.
+    """Checked runs with sensitivities relative to the largest (so that no power overflows), and
+    relative weights.
     """
     runs = as_profile(profile)
     check_positive(budget=budget)

@@ -42,8 +42,8 @@ _SOUND = "selection and noise scales come from released models; every contributi
 
 @dataclass(frozen=True)
 class LaDP(Bounded):
-    """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, P_j a score
-    of its movement.
+    """Releases layer j if its norm is at least R. Its noise is proportional to 1 / P_j, where P_j
+    is a score of the layer's movement.
 
     With A the selected layers, s_j = S / sqrt(|A|) and the run's multiplier sigma_*,
 

@@ -19,8 +19,8 @@ Constant = Literal["theorem3", "classical"]
 
 
 def theorem3_constant(epsilon: float, delta: float) -> float:
-    """c/B of the noise sigma = c Delta_f / (epsilon P) at P = B, its cap: sigma / Delta_f = (c/B) /
-    epsilon.
+    """Constant c/B of the noise sigma = c Delta_f / (epsilon P). At the cap P = B, sigma / Delta_f
+    = (c/B) / epsilon.
 
     The theorem claims that a release with this noise is (epsilon, delta)-DP. This is false for
     small delta, because its proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L). `theorem3_delta`
@@ -75,8 +75,8 @@ def bound_by_training(training: LocalTraining) -> float:
     """Half of the paper's sensitivity Delta_f. It bounds the distance between a client's model and
     the global model.
 
-    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, Delta_f =
-    2 eta E G_c (Theorem 2), which is too few if an epoch has several.
+    Every step moves the weights by at most eta G_c. The paper counts one step per epoch: Delta_f =
+    2 eta E G_c (Theorem 2). This count is too low if an epoch has several steps.
 
     Args:
         training: local training: plain SGD with clipped gradients.

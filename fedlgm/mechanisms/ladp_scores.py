@@ -19,7 +19,7 @@ from fedlgm.planning.layers import LayerTable
 
 _CHUNK = 1 << 16  # float64 pieces that stay in the cache
 _SERIES = 0.05  # below this |x| the series of e^-x - 1 + x is exact to double precision
-_LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then no small number
+_LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then not small
 
 
 def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -> float:

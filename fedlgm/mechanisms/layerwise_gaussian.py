@@ -46,7 +46,7 @@ _MEDCLIP = (
     "scale can be read off a large layer (docs/guarantees.md, section MedClip)"
 )
 _BITS: dict[str, type[AuxiliaryQuery]] = {"quantile": BelowBound, "shares": BelowShare}
-"""Query whose answers the bounds follow, by the value of `norms`."""
+"""For each value of `norms`, the query whose answers determine the bounds."""
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,8 @@ def risk_weights(
         floor: in [0, 1].
 
     Raises:
-        ConfigError: error rates or r are out of range, or of another number of layers.
+        ConfigError: error rates or r are out of range, or the rates belong to another number of
+            layers.
 
     Example:
         >>> risk_weights(np.array([3.0, 4.0])).round(4).tolist()
@@ -251,7 +252,7 @@ def bias_minimising_weights(
             return rest
     # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
     low, high = 0.0, size
-    # to neighbouring floats: the gap may be as small as they are
+    # down to neighbouring floats, because the gap may be as small as their distance
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))

@@ -61,8 +61,9 @@ class Mechanism:
 
     unit: ClassVar[Unit] = "client"
     """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or
-    "example" (the trainer bounds every example's gradient, as that of each class derived from
-    `BoundsExamples` does)."""
+    "example" (the trainer bounds every example's gradient, as for each class derived from
+    `BoundsExamples`).
+    """
 
     name: str
 
@@ -187,8 +188,8 @@ class BoundsExamples(ABC):
 class PlansFromPrivateData:
     """A published variant whose plans depend on private data, so that no noise makes them private.
 
-    Its ways to plan are in `fedlgm.mechanisms.private_plans`. `clients.published_client` and
-    `strategies.published_strategy` run it, and nothing else does.
+    The interfaces for its plans are in `fedlgm.mechanisms.private_plans`. Only
+    `clients.published_client` and `strategies.published_strategy` run it.
     """
 
 
@@ -196,8 +197,8 @@ class PlansFromAnswers:
     """A mechanism under local trust in which every client plans its layers from its own answer to
     the round's queries, after the noise.
 
-    The answer and the layers are two releases of the client. Both together cost what the round's
-    plan costs, whatever the answer is, so they are charged by that plan.
+    The answer and the layers are two releases of the client. For every answer, the two releases
+    together cost what the round's plan costs, so they are charged by that plan.
     """
 
     def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
@@ -226,8 +227,8 @@ def require_mechanism(found: Any) -> Mechanism:
 
 
 def rule_hint(found: object) -> str:
-    """The end of a message about something that is no mechanism: where to register it, if it may be
-    a rule.
+    """The end of a message about an object that is no mechanism. If the object may be a rule, it
+    says where to register the rule.
     """
     return (
         "; fedlgm.allocation.register gives an allocation rule a name"
@@ -237,8 +238,8 @@ def rule_hint(found: object) -> str:
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled one is a defect
-    with a traceback.
+    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled mechanism is a
+    defect and keeps its traceback.
 
     Args:
         kind: the mechanism's class.

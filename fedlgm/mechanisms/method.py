@@ -30,7 +30,7 @@ from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.reuse import require_rounds
 
-_AGREE = 1e-4  # relative, between a noise multiplier that is given and that of the budget
+_AGREE = 1e-4  # relative, between a given noise multiplier and the multiplier of the budget
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Method:
             ConfigError: the cohorts are drawn by another sampling.
         """
         facts, planned = self.facts, self.facts.sampling
-        # the cost of the latter rests on the draws of examples
+        # the cost of `BoundsExamples` depends on the draws of examples
         if sampling == planned or isinstance(self.mechanism, BoundsExamples):
             return
-        # Of noise in shares, the readers' epsilon rests on the cohorts.
+        # If noise is added in shares, the readers' epsilon depends on the cohorts.
         if facts.accounted_rate < 1 or facts.shares is not None or planned.separation is not None:
             apart = (
                 f" with {planned.separation} rounds between a client's participations"
@@ -159,8 +159,8 @@ class Method:
         return plan
 
     def events(self, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
-        """Events of all rounds, or of those that cost most if a unit is in some of them at most,
-        and the number of rounds of each event.
+        """Events of all rounds, and the number of rounds of each event. If a unit can take part
+        only in some of the rounds, these are the events of the rounds that cost most.
 
         Args:
             plan: the protected plan of one of the rounds.
@@ -172,7 +172,7 @@ class Method:
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
     ) -> None:
-        """Refuse a ledger that holds other rounds than those of `past` (see
+        """Refuse a ledger that holds other rounds than the rounds of `past` (see
         `fedlgm.privacy.reuse`).
 
         Args:
@@ -231,11 +231,11 @@ class Method:
 
         Returns:
             The plan with the fields `more`. If `last` is equal to this plan and the mechanism
-            belongs to this package, `last` itself: values derived from the plan are then computed
-            only once, not in every round.
+            belongs to this package, the result is `last` itself. Values derived from the plan are
+            then computed only once, not in every round.
         """
         name = self.mechanism.name
-        # a class derived from them could state another event
+        # a class derived from these two could state another event
         if type(plan) not in (ReleasePlan, UnprotectedPlan):
             raise ConfigError(
                 f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}"
@@ -257,7 +257,7 @@ class Method:
             return last
         for part in plan.parts:  # before a round is charged for noise that cannot be drawn
             check_scale(part.sigma)
-        # rebuilt from its fields: what a plan computes of them cannot be set
+        # rebuilt from its fields, so that no value that a plan computes from them can be set
         return replace(plan, **more)
 
     @cached_property
@@ -278,7 +278,7 @@ class Method:
                 f"before had {last.family} noise: fix the kind of noise before the run, because "
                 "costs that depend on past releases do not compose"
             )
-        # as the plan's event has it
+        # the same multiplier as in the plan's event
         multiplier = plan.effective_multiplier if plan.size else self.facts.noise_multiplier
         cost = (self.facts.noise_multiplier / multiplier) ** 2
         fixed = self._costs[done]

@@ -208,8 +208,8 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     variant: ClassVar[Variant] = "published"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate by Theorem 5.1. This needs steps of the server, because it has no batch from which
-        to plan the steps of clients.
+        """Calibrate by Theorem 5.1. The steps must be the server's, because the server has no batch
+        from which to plan the steps of clients.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)

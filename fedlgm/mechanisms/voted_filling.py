@@ -25,7 +25,7 @@ class VotedFilling(FlatGaussian):
     and otherwise rounds of `gaussian`. Both have the same noise and charge, and the choice depends
     only on a released value. The first round is a round of `gaussian` with 1 / sqrt(1 - share) times
     the noise (1.41 times by default), because the vote takes `share` of the round's budget. If the
-    first round is void, the next one has the vote.
+    first round is void, the next round has the vote.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -50,7 +50,7 @@ class VotedFilling(FlatGaussian):
     share: Share = 0.5
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse noise that is correlated over rounds, which needs as many numbers in every
+        """Refuse noise that is correlated over rounds. It needs the same number of values in every
         round.
 
         Raises:

@@ -34,6 +34,6 @@ class WaterFilling(FlatGaussian):
     """
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round; that of `gaussian` if the model has one layer."""
+        """The same plan in every round; the plan of `gaussian` if the model has one layer."""
         flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
         return replace(flat, fills=parts) if len(parts) > 1 else flat

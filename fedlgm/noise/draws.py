@@ -42,7 +42,7 @@ def draw(
             parameter b, std sqrt(2) b).
         scale: non-negative scales, broadcast against `size`; a zero scale gives exactly zero.
         rng: stream to draw from.
-        size: shape of the result; by default that of `scale`.
+        size: shape of the result; by default the shape of `scale`.
 
     Returns:
         Array of shape `size`.
@@ -152,7 +152,7 @@ def _draw_pieces(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pieces of a part [rows, size] with their unit noise.
 
-    They stay in the cache, and redrawing their tails is little overhead.
+    The pieces fit the cache, and redrawing their tails adds little overhead.
     """
     for piece in part.split(_CHUNK, dim=1):
         noise = buffer[:, : piece.shape[1]]
@@ -164,11 +164,11 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
     """Unit noise of each row's stream in single precision, with the tail redrawn in double
     precision.
 
-    Single-precision uniforms end a normal at 5.77 standard deviations and an exponential at 16.6,
-    and are coarse shortly before. One client's change moves many coordinates, so in a large model
-    that edge alone would cost more than a usual delta. A value beyond `_TAIL` is therefore replaced
-    by a draw from the exact conditional law: about one value in two or three thousand, at hardly
-    any cost.
+    With single-precision uniforms, a normal ends at 5.77 standard deviations and an exponential at
+    16.6, and both are coarse shortly before their ends. One client's change moves many coordinates,
+    so in a large model these ends alone would cost more than a usual delta. A value beyond `_TAIL`
+    is therefore replaced by a draw from the exact conditional law. This concerns about one value in
+    two or three thousand and takes hardly any time.
     """
     if family == "gaussian":
         for row, stream in zip(out.unbind(), streams, strict=True):

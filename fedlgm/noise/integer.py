@@ -5,8 +5,8 @@ need the same noise under every allocation rule. `IntegerGrid.units` is the l2 b
 contribution in grid units. Integers are added modulo 2^32, so the order of addition does not matter
 and masks cancel exactly.
 
-Source: Kairouz, Liu and Steinke 2021; the norm of the integers is checked here instead of bounded
-by a formula.
+Source: Kairouz, Liu and Steinke 2021; this module checks the norm of the integers instead of
+bounding it by a formula.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ WRAP = 1e-9
 
 _FINEST = 2**24
 _LEAST_UNITS = 4
-"""Grid units in a bound, over the root of the number of coordinates. Rounding to a coarser grid
-shortens a contribution by more than a hundredth, and takes minutes for a long contribution but no
-time for a short one."""
+"""Least number of grid units in a bound, divided by the root of the number of coordinates. Rounding
+to a coarser grid shortens a contribution by more than a hundredth. It takes minutes for a long
+contribution but no time for a short one.
+"""
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
 _ROUNDING = 1 + 1e-9
@@ -60,7 +61,7 @@ class IntegerGrid:
         units: l2 bound c of one contribution, in grid units.
         noise: law of the nodes' noise.
         variance: variance of each node's noise, in squared grid units.
-        scale: value of a grid unit in each coordinate's part, (coordinates, value) pairs.
+        scale: value of a grid unit in each coordinate's part, as (coordinates, value) pairs.
     """
 
     asked: int
@@ -119,7 +120,7 @@ class IntegerGrid:
 
     @property
     def bits_needed(self) -> int:
-        """Number of bits, of the `BITS` of a word, that a sum of all nodes takes."""
+        """Number of the `BITS` bits of a word that a sum of all nodes needs."""
         return bits_needed(self.asked, self.units, math.sqrt(self.asked * self.variance), self.size)
 
     @property
@@ -176,8 +177,8 @@ class IntegerGrid:
 
 
 def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np.ndarray:
-    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers; otherwise
-    without bias.
+    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
+    from this condition, the rounding has no bias.
 
     A draw that violates this bound is drawn again; after 20 failures the values shrink by 2^-8.
     Values on a grid much finer than bound / sqrt(d) pass at once.
@@ -237,20 +238,21 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
     Args:
         bits: bits of a word.
         deviation: standard deviation of the noise in the sum, in grid units.
-        coordinates: number of them.
+        coordinates: number of coordinates.
         reach: largest absolute value of the sum without noise.
 
     Example:
         >>> f"{wrap_probability(16, 5000.0, 1):.4e} {wrap_probability(16, 5000.0, 10**6):.4e}"
         '5.6166e-11 5.6165e-05'
     """
-    # Two Gaussian tails beyond what the sum leaves of the range.
+    # Two Gaussian tails, beyond the part of the range that the sum without noise leaves free.
     each = 2 * float(scipy.special.ndtr(-max(0.0, 2.0 ** (bits - 1) - reach) / deviation))
     return -math.expm1(coordinates * math.log1p(-each)) if each < 1 else 1.0
 
 
 def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> int:
-    """Bits of the shortest words that a sum of all nodes leaves with probability at most `WRAP`.
+    """Number of bits of the shortest words whose range a sum of all nodes leaves with probability
+    at most `WRAP`.
 
     Args:
         asked: number of nodes.

@@ -92,8 +92,8 @@ class KeyRing:
         Raises:
             ConfigError: a path entry is outside this range.
         """
-        # As SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer to turn every
-        # number into words.
+        # This equals SeedSequence(self.root, spawn_key=(purpose, *path)), which takes longer
+        # because it turns every number into words.
         try:
             named = self.root.to_bytes(16, "little") + struct.pack(
                 f"<{1 + len(path)}I", purpose, *path
@@ -113,7 +113,7 @@ class KeyRing:
         return np.random.Generator(np.random.Philox(self.sequence(purpose, *path)))
 
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
-        """CPU torch generator of the named stream, its whole 19,968-bit state filled from the name.
+        """CPU torch generator of the named stream. The name determines its whole 19,968-bit state.
 
         For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so two of forty
         thousand layers would share a stream with probability 0.17. The state is therefore written
@@ -125,8 +125,8 @@ class KeyRing:
 
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
-    """`sequence.generate_state(count)`, all words at once: NumPy makes one after the other in
-    Python's numbers.
+    """`sequence.generate_state(count)`, with all words computed at once. NumPy computes them one
+    after the other in Python's numbers.
     """
     before, after = _hash_constants(count)
     words = sequence.pool ^ before
@@ -137,8 +137,8 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _hash_constants(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers that make words of the pool of a `SeedSequence`, its four words in a row, uint32
-    [count / 4, 4].
+    """The numbers that turn the pool of a `SeedSequence` into words, uint32 [count / 4, 4]. Each
+    row is for the four words of the pool.
     """
     full = -(-count // 4) * 4
     powers = np.cumprod(

@@ -114,7 +114,7 @@ class Noising:
         """The noise of this sum; arguments as in `release`.
 
         Raises:
-            ConfigError: the sum has another type than float32 or float64.
+            ConfigError: the sum is neither float32 nor float64.
             PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise
                 is added in shares.
             RunError: the earlier noise of the run is not known.
@@ -305,6 +305,6 @@ def _bind_keys(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
     if not keys.secret:
         return keys
     values = np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data
-    # A plan's text leaves out where one layer ends and the next begins, and each layer has a stream
-    # of noise.
+    # A plan's text does not state where one layer ends and the next begins, but each layer has its
+    # own stream of noise.
     return keys.derive(values, plan.to_json().encode(), plan.layers.sizes.tobytes())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-import fedlgm  # its `correlation` loads SciPy, which workers do without
+import fedlgm  # its `correlation` loads SciPy, which workers do not need
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError
@@ -73,8 +73,8 @@ class Independent(NoiseSource[ReleasePlan]):
         round: int,
         parties: Sequence[int],
     ) -> None:
-        """Add to each of several sums [rows, plan.size] on the CPU what `add_` adds to it, in
-        place.
+        """Add to each of several sums the noise that `add_` would add to it, in place. The sums
+        [rows, plan.size] are on the CPU.
 
         Raises:
             PrivacyError: the plan's noise is correlated over rounds.
@@ -151,8 +151,8 @@ class NoiseRings:
         return [self._rings[round] for round in range(1, rounds + 1)]
 
     def digest(self, rounds: int) -> str:
-        """Hash of the rings of the rounds 1 to `rounds`, in hexadecimal, which reveals nothing
-        about them.
+        """Hash of the rings of the rounds 1 to `rounds`, in hexadecimal. The hash reveals nothing
+        about the rings.
 
         Raises:
             RunError: a ring is unknown.
@@ -222,7 +222,8 @@ class RunNoise:
             device: device of the draw.
 
         Raises:
-            PrivacyError: C or size differs from that of earlier rounds, or C has no such round.
+            PrivacyError: C or the size is not the same as in earlier rounds, or C has no such
+                round.
             RunError: the ring of an earlier round is not known.
         """
         if not 1 <= round <= noise.rounds:
@@ -246,7 +247,7 @@ class RunNoise:
             stream.replay(lambda t: draw(past[t], t + 1), round - 1)
         if ring.secret:
             self._rings.keep(round, ring)
-        self._done = -1  # until the stream has it: after an error in between it is made again
+        self._done = -1  # until the stream has this round: after an error it is made again
         w = stream.next(draw(ring, round))
         self._done = round
         return w
@@ -267,7 +268,7 @@ class RunNoise:
             self._rings.first(round - 1)
             self._rings.keep(round, ring)
         if round <= self._done:
-            self._done = -1  # what was made after it followed from another ring
+            self._done = -1  # the later noise followed from another ring
 
     def add_(
         self,
@@ -284,7 +285,7 @@ class RunNoise:
         noise continues while the layer is not released.
 
         Raises:
-            PrivacyError: the plan is that of another round.
+            PrivacyError: the plan belongs to another round.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
@@ -332,7 +333,7 @@ class RunNoise:
 
 
 def check_cpu(tensor: Tensor) -> None:
-    """Refuse to draw on the CPU for a tensor elsewhere (ConfigError)."""
+    """Refuse to draw on the CPU for a tensor on another device (ConfigError)."""
     if tensor.device.type != "cpu":
         raise ConfigError(
             "noise backend 'cpu' draws only for tensors on the CPU, but these are on "

@@ -39,8 +39,9 @@ _SHARES: Registry[Rule] = Registry(
 )
 
 MECHANISMS: Registry[Any] = Registry("mechanism")
-"""The mechanisms that are not rules, by name; `fedlgm.mechanisms` fills it, and a rule must have
-another name."""
+"""The mechanisms that are not rules, by name. `fedlgm.mechanisms` fills this registry, and no rule
+may have one of its names.
+"""
 
 
 def names() -> tuple[str, ...]:

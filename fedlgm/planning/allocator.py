@@ -14,7 +14,7 @@ from fedlgm.planning.records import Sampling
 class Allocator:
     """Draws the units of each round, so that every unit takes part in exactly k rounds of a block.
 
-    A unit that took part c times in the block's rounds so far takes part in the next one with
+    A unit that took part c times in the block's rounds so far takes part in the next round with
     probability (k - c) / (rounds left). So its k rounds are uniform among all sets of k rounds, and
     independent of other units' rounds. A round's draw follows from the numbers of its block alone:
     any process draws the same, in any order of the rounds.
@@ -37,7 +37,7 @@ class Allocator:
     participations: int
     block: int
     uniform: Callable[[int], np.ndarray]
-    _after: int = field(default=0, repr=False)  # rounds that `_taken` counts, of one block
+    _after: int = field(default=0, repr=False)  # rounds of one block that `_taken` counts
     _taken: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod

@@ -31,7 +31,9 @@ _PARTICIPATION = {
     "round stays secret",
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
-"""Participation in a run that is one mechanism, by whether secret draws amplify it."""
+"""Participation in a run that is one mechanism. The key says whether secret draws amplify the
+run.
+"""
 
 
 class _Plan(views.Plan, Protocol):
@@ -230,11 +232,11 @@ class Joint(Process):
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Always true, because the cost is that of all rounds together."""
+        """Always true, because the cost is the cost of all rounds together."""
         return True
 
     def position(self, rounds: int) -> int:
-        """The rounds before it."""
+        """The number of rounds before it."""
         return rounds
 
 
@@ -284,11 +286,12 @@ class OneMechanism(Joint):
 
 
 class Allocated(Joint):
-    """Blocks of rounds, in each of which a unit takes part a fixed number of times, by a secret
-    draw. Every block is one mechanism, which its first round is charged.
+    """Blocks of rounds. A unit takes part a fixed number of times in each block, by a secret draw.
+    Every block is one mechanism, and its first round is charged for the whole block.
 
-    After some rounds of a block the releases are a part of those of the whole block, and cost no
-    more. The other rounds are charged nothing. Blocks compose, because their draws are independent.
+    The releases of a block's first rounds are a part of the releases of the whole block, and cost
+    no more. The other rounds are charged nothing. Blocks compose, because their draws are
+    independent.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -306,7 +309,7 @@ class Allocated(Joint):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks; the last one counts as a whole one."""
+        """Number of blocks; the last block counts as a whole block."""
         return -(-self.facts.rounds // self.allocation.rounds)
 
     @override
@@ -335,7 +338,7 @@ class Allocated(Joint):
         return multiplier * (1 + privacy.whole_run.MARGIN)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of the block for its first round; nothing for the others."""
+        """The cost of the block for its first round; nothing for the other rounds."""
         return self._block() if plan.place % self.allocation.rounds == 0 else self._nothing()
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
@@ -343,14 +346,14 @@ class Allocated(Joint):
 
         Given the first release of a round, the second one multiplies the likelihood ratio of some
         of the unit's draws by a factor W of mean 1. A ratio that W multiplies as a whole is larger
-        in convex order, and it is that of a certain participation.
+        in convex order, and it is the ratio of a certain participation.
         """
         return self._gaussian()
 
     def events(
         self, plan: _Plan, multipliers: np.ndarray, sampled: bool = True
     ) -> list[tuple[privacy.DpEvent, int]]:
-        """Events of the blocks that the first rounds are part of, at the run's least multiplier."""
+        """Events of the blocks to which the first rounds belong, at the run's least multiplier."""
         if not sampled:
             return [(self._gaussian(), len(multipliers))]
         return [(self._block(), -(-len(multipliers) // self.allocation.rounds))]

@@ -127,8 +127,8 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
-    """Squared norm of each layer of a released mean, and the noise's expected part of it; 0 if not
-    released.
+    """Squared norm of each layer of a released mean, and the expected part of the noise in this
+    norm; 0 if not released.
     """
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.

@@ -175,8 +175,8 @@ class NoisedInShares(NoisedByClients):
         return IntegerShares()
 
     def open_sum(self, total: Sum) -> Tensor:
-        """The sum in the model's units; zeros if fewer nodes than the threshold answered, since the
-        round is void.
+        """The sum in the model's units; zeros if fewer nodes than the threshold answered, because
+        the round is then void.
         """
         if total.count < self._shares.threshold:
             return torch.zeros_like(total.total)
@@ -206,8 +206,8 @@ class NoisedInShares(NoisedByClients):
         return _open_sum(total, plan)
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
-        """The server, which knows who takes part and its colluders' noise, and readers, who know
-        neither.
+        """The server and the readers. The server knows who takes part, and it knows its colluders'
+        noise. Readers know neither.
         """
         shares, event = (
             self._shares,
@@ -313,10 +313,10 @@ def _readers_epsilon(
     multiplier = noise_multiplier * math.sqrt(shares.threshold / shares.honest)
     event = shares.law.event(multiplier / SENSITIVITY_FACTOR[relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
-    # draws of clients at their cap are not independent of earlier ones
+    # draws of clients at their cap are not independent of earlier draws
     if rate == 1 or releases < rounds:
         return every
-    # amplification is known of noise with the Gaussian's divergences
+    # amplification is known only for noise with the divergences of Gaussian noise
     if isinstance(event, WholeOrdersDpEvent):
         return every
     sampled = accounting.epsilon(

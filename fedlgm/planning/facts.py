@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-import fedlgm  # its `correlation` loads SciPy, which workers do without
+import fedlgm  # its `correlation` loads SciPy, which workers do not need
 from fedlgm.checks import (
     BelowOne,
     Count,
@@ -87,7 +87,7 @@ class LocalTraining:
             if (name, value) != ("weight_decay", None)
         }
 
-    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of it
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of this
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
@@ -102,11 +102,11 @@ class LocalTraining:
 @sealed
 @dataclass(frozen=True)
 class LocalSteps:
-    """Example-level steps of a client in a round. The client adds noise to each, and each is a
-    separate release.
+    """Example-level steps of a client in a round. The client adds noise to each step, and each step
+    is a separate release.
 
-    All three are public constants of the run, the same for every client and independent of its
-    number of examples.
+    All three attributes are public constants of the run. They are the same for every client and
+    independent of its number of examples.
 
     Example:
         >>> steps = LocalSteps(5, 0.1, 32.0)
@@ -145,9 +145,9 @@ class RunFacts:
 
     Attributes:
         noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2
-            bound. Adding or removing a unit moves the sum by one bound, replacing it by two, so
-            replace-one needs twice the sigma_* for the same cost. 0 before calibration and for runs
-            without privacy.
+            bound. Adding or removing a unit moves the sum by one bound, and replacing a unit moves
+            it by two, so replace-one needs twice the sigma_* for the same cost. The multiplier is 0
+            before calibration and for runs without privacy.
         sampling: rule that chooses the participants of a round: clients, or examples if a round is
             one step on sampled examples (example level under central trust).
         relation: neighbouring relation: "add-remove", "replace-one" or "zero-out".
@@ -164,12 +164,12 @@ class RunFacts:
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.
         shares: the clients whose noise counts under distributed trust; otherwise None.
-        assumes: what the guarantee assumes of a user's model or code and the library cannot prove,
-            as the end of a sentence ("conditional on ..."); empty if all is proven.
-        overlap: largest number K of clients at which one person has data. With more than one the
-            run's epsilon is that of a person at all of them ("One person at up to K nodes,
-            jointly" in docs/proofs/units.md); plans that protect whole clients then need
-            relation "replace-one".
+        assumes: assumptions of the guarantee about a user's model or code that the library cannot
+            prove, as the end of a sentence ("conditional on ..."); empty if all is proven.
+        overlap: largest number K of clients at which one person has data. With more than one
+            client, the run's epsilon is the epsilon of a person at all of them ("One person at up
+            to K nodes, jointly" in docs/proofs/units.md); plans that protect whole clients then
+            need relation "replace-one".
 
     Raises:
         ConfigError: a number is outside its range, or the facts contradict each other.
@@ -259,8 +259,8 @@ class RunFacts:
 
     @property
     def accounted_rate(self) -> float:
-        """Sampling rate that amplifies privacy: q under central trust, 1 under local trust, the
-        rate of local steps.
+        """Sampling rate that amplifies privacy: the rate of the local steps if there are any;
+        otherwise q under central trust and 1 under local trust.
 
         The recipient of a client's noisy update knows that the client takes part, but not which of
         its examples do. For schemes with a separation the rate is the probability of the draw
@@ -274,8 +274,9 @@ class RunFacts:
 
     @property
     def copies(self) -> int:
-        """Number of releases, each with its own noise, that contain one unit's data where one
-        release of a client does: a person's clients, if each adds its own noise.
+        """Number of a person's releases, each with its own noise, for one release of each client.
+        This is the number of the person's clients if each client adds its own noise, and otherwise
+        1.
         """
         return self.overlap if self.noised_by.uploads_released else 1
 
@@ -311,8 +312,8 @@ class RunFacts:
         return replace(self, noise_multiplier=noise_multiplier)
 
     def assuming(self, *conditions: str) -> RunFacts:
-        """The same facts, whose guarantee also assumes these conditions; empty ones and repetitions
-        add nothing.
+        """The same facts, with these conditions as further assumptions of the guarantee. Empty
+        conditions and repetitions add nothing.
 
         Example:
             >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -345,7 +346,8 @@ class RunFacts:
             if f.name not in ("noise", "steps", "shares", "assumes", "overlap")
         }
         record |= {"sampling": self.sampling.to_dict(), "training": self.training.to_dict()}
-        # Clients' noise is keyed by the plan's text: that of runs without any stays as it was.
+        # Clients' noise is keyed by the plan's text. The text of runs that use none of these fields
+        # must not change, so these fields are then left out.
         if self.steps is not None:
             record["steps"] = asdict(self.steps)
         if self.shares is not None:

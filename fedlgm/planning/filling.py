@@ -41,7 +41,8 @@ def level(squares: Tensor, bound: float) -> Tensor:
     """
     check_positive(bound=bound)
     ordered = squares.sort(dim=1).values
-    # Energy of the smaller layers: a difference of sums would lose it beside a large layer.
+    # Energy of the smaller layers. A difference of sums would lose it to rounding beside a large
+    # layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
     levels = (bound**2 - within) / sharing
@@ -72,8 +73,7 @@ def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound
 
 
 def cut_row_to_level(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """`cut_to_level` for one update [D] on the CPU, whose norms are accurate for layers of any
-    size.
+    """`cut_to_level` for one update [D] on the CPU. Its norms are accurate for layers of any size.
 
     Example:
         >>> cut_row_to_level(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()

@@ -23,8 +23,9 @@ _CHUNK = 128  # elements that float32 adds up, in any order, with a relative err
 # as `peft` and `fedlgm.training.models.adapters` name them
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")
 SAFETY = 1 - 2.0**-16
-"""Share of a bound to which layers are cut, so that rounding in a norm and a product carries none
-above its bound."""
+"""Layers are cut to this share of their bounds, so that rounding in a norm and a product cannot
+raise a layer above its bound.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Layer:
         slots: its parameter tensors, in flat order.
         offset: index of its first coordinate in the flat vector.
         size: number d_j of its coordinates.
-        parts: sizes of the layers of which it was merged; empty for a layer of a model.
+        parts: sizes of the layers that were merged into it; empty for a layer of a model.
 
     Example:
         >>> wide, narrow = LayerTable.from_sizes({"wide": 8, "narrow": 2}).layers
@@ -120,10 +121,10 @@ class LayerTable:
             module: the model, which may be on the meta device.
             group_by: "module" puts the tensors of one module (weight and bias) into one layer,
                 "tensor" makes every tensor a layer, "all" makes one layer of the whole model. For
-                adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" of each of
-                its factors, "kind" three layers: all A, all B, and the rest. A function maps a
-                parameter's name to its layer's name. If `module` itself holds several tensors, they
-                are the layer "model".
+                adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" makes a
+                layer of each of its factors, and "kind" makes three layers: all A, all B, and the
+                rest. A function maps a parameter's name to its layer's name. If `module` itself
+                holds several tensors, they are the layer "model".
 
         Raises:
             ConfigError: the object is not a model, the grouping is unknown, or there is no
@@ -243,8 +244,8 @@ class LayerTable:
                 )
 
     def bind_(self, module: torch.nn.Module) -> Tensor:
-        """Move the module's float32 parameters into one new flat vector [D], which they share from
-        now on.
+        """Move the module's float32 parameters into one new flat vector [D]. They share this vector
+        from now on.
 
         Afterwards writing the returned vector writes the module, and reading it needs no copy.
 
@@ -358,8 +359,8 @@ def _chunks(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """In numbers of Python where it can be: every call of PyTorch takes some microseconds, once per
-    layer and client.
+    """Squared norm, in Python's numbers where possible. Every call of PyTorch would take some
+    microseconds for each layer and client.
     """
     full_size = vector.shape[0] - vector.shape[0] % _CHUNK
     rest = float(torch.linalg.vector_norm(vector[full_size:]))

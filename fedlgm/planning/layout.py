@@ -64,8 +64,8 @@ def pools_maxima(module: nn.Module, like: Inputs) -> bool:
 
     Args:
         module: the model.
-        like: inputs [n, ...], of which only the shape matters, so the answer is the same for every
-            client and worker.
+        like: inputs [n, ...]. Only their shape matters, so the answer is the same for every client
+            and worker.
 
     Example:
         >>> conv = nn.Conv2d(1, 2, 3)

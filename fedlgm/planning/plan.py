@@ -57,7 +57,7 @@ class ReleasePlan:
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
-        released: whether each layer is released, bool [K]; clients do not upload the others.
+        released: whether each layer is released, bool [K]; clients do not upload the other layers.
             Default: the layers with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's
@@ -103,11 +103,11 @@ class ReleasePlan:
     fills: tuple[int, ...] = ()
 
     protected: ClassVar[bool] = True
-    """Whether the event is that of a private release; False only for `UnprotectedPlan`."""
+    """Whether the event belongs to a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
-        # Copies: a view of an array or tensor that changes later would be bounded by other numbers
-        # than are charged.
+        # These are copies. If a view of an array or tensor changed later, the bounds would differ
+        # from the charged ones.
         clip, sigma = np.array(self.clip, dtype=np.float64), np.array(self.sigma, dtype=np.float64)
         released = (
             np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
@@ -218,8 +218,8 @@ class ReleasePlan:
 
     @cached_property
     def columns(self) -> tuple[slice, ...]:
-        """Columns of a whole update [D], with the answers to the queries behind it, that are
-        released; in order.
+        """Released columns of a whole update [D] that is followed by the answers to the queries; in
+        order.
         """
         ends, slices = [*self.layers.offsets.tolist(), None], []
         for released, run in itertools.groupby(
@@ -261,7 +261,7 @@ class ReleasePlan:
     @cached_property
     def event(self) -> privacy.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust),
-        all its steps.
+        with all of its steps.
 
         A plan that releases nothing is charged as a whole release. Its absence follows from earlier
         releases, and composition is proven only if the number of releases does not depend on them.
@@ -336,7 +336,7 @@ class ReleasePlan:
 
     @property
     def round_sigma(self) -> np.ndarray:
-        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) where it is
+        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) if it is
         correlated.
 
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
@@ -347,8 +347,8 @@ class ReleasePlan:
 
     @property
     def upload_sigma(self) -> np.ndarray:
-        """Noise scale of one noising party's contribution to the sum, [K]: of the round, or of all
-        its local steps.
+        """Noise scale of one noising party's contribution to the sum, [K]: for the round, or for
+        all of its local steps.
 
         A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) /
         B sigma.

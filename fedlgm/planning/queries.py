@@ -34,8 +34,8 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
-        of_data: whether clients answer it from their data; `encode` then holds the answer of those
-            that abstain.
+        of_data: whether clients answer the query from their data; `encode` then gives the answer of
+            clients that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -125,8 +125,8 @@ class NoisyQuery:
         """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
         count as zero.
 
-        A user's query encodes one row at a time, so that no row can change the answers of the
-        others.
+        A user's query encodes one row at a time, so that no row can change the answer of another
+        row.
 
         Args:
             norms: see `AuxiliaryQuery.encode`.
@@ -147,7 +147,8 @@ class NoisyQuery:
             values = rows_apart(
                 self.query, lambda query, row: self._encode(query, row, clip.clone()), norms, what
             )
-        # Before lengths are measured: one NaN would make the length of the rest unknown.
+        # This comes before lengths are measured, because one NaN would make the length of its row
+        # unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         wide = (values / largest).to(
@@ -326,8 +327,8 @@ class CutVote(AuxiliaryQuery):
     clipping.
 
     Norms do not tell which cut lowers the client's loss more, so clients compare losses
-    (`clients.cut_vote.CutVotes`). A client that cannot evaluate its loss, or whose update both cuts
-    leave equal, abstains with 0.
+    (`clients.cut_vote.CutVotes`). A client abstains with 0 if it cannot evaluate its loss, or if
+    both cuts give equal updates.
 
     Example:
         >>> query = CutVote((5,))
@@ -397,11 +398,12 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients, who make it from its name, would confuse with another one.
+    """Refuse a query that clients would confuse with another query, because they make queries from
+    names.
 
     Raises:
-        PrivacyError: the name belongs to another query, or sizes or options differ from those of
-            the registered one.
+        PrivacyError: the name belongs to another query, or its sizes or options differ from the
+            registered query.
     """
     if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(

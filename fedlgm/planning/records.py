@@ -124,7 +124,7 @@ class Sampling:
                 f"{int(1 / self.rate + _ROUNDING)} groups or a lower rate"
             )
 
-    def __repr__(self) -> str:  # ledgers are named by it
+    def __repr__(self) -> str:  # ledgers are named by this text
         shown = ["scheme", "population", "rate", "separation"]
         if self.scheme == "allocation":
             shown += ["participations", "block"]
@@ -158,7 +158,7 @@ class Sampling:
     def rate_of_any(self, clients: int) -> float:
         """Probability that a round draws at least one of these clients, or a bound on it.
 
-        Poisson draws are independent of each other; those of a fixed cohort are not.
+        Poisson draws are independent of each other; the draws of a fixed cohort are not.
 
         Raises:
             ConfigError: `clients` is not a whole number of at least 1.
@@ -251,8 +251,8 @@ class Shares:
         return self.threshold - self.colluders
 
     def check(self, asked: int) -> None:
-        """Refuse a threshold that two halves of a round's nodes could both reach, or that they
-        cannot reach at all.
+        """Refuse a threshold that two halves of a round's nodes could both reach, or that all nodes
+        together cannot reach.
 
         Raises:
             ConfigError: the threshold is below `least_threshold` or above n.

@@ -105,8 +105,8 @@ RULES = (
         lambda run: run.steps and not run.noised_by.uploads_released,
         "local steps are noised by the clients: use {trust} = 'local'",
     ),
-    # Which examples are in a step's batch stays within the client, and which clients take part
-    # depends on no example.
+    # Only the client knows which examples are in a step's batch, and no example influences which
+    # clients take part.
     Rule(
         lambda run: (
             not run.steps and run.noised_by.uploads_released and run.relation != "replace-one"
@@ -145,8 +145,8 @@ def check(run: Settings, names: Mapping[str, str]) -> None:
 
     Args:
         run: the settings.
-        names: the caller's names of "relation", "trust", "sampling" and "cap"; default: these, and
-            max_participations.
+        names: the caller's names of "relation", "trust", "sampling" and "cap"; default: these
+            names, and max_participations for "cap".
 
     Raises:
         ConfigError: a rule is broken; the message states the first broken rule and its remedy.

@@ -28,7 +28,7 @@ NEGLIGIBLE = 1e-15
 """Probability with which an honest client's noise is longer than assumed."""
 
 NUMBERS = ("<f4", "<f8")
-"""Types of the numbers in a client's answer, unless its trust model states others."""
+"""Types of the numbers in a client's answer, unless its trust model states other types."""
 
 
 class Adversary(NamedTuple):
@@ -68,7 +68,7 @@ class NoisedBy:
         uploads_released: whether a client's upload is already a release, charged to the client.
         alone: whether a single client's upload may be seen; if not, only a sum of several uploads
             may be seen.
-        relation: neighbouring relation of whole clients for which it is usually proven.
+        relation: neighbouring relation of whole clients for which the guarantee is usually proven.
         numbers: types that the numbers of a real node's answer may have.
         uncorrelated: reason why noise is not correlated over rounds; empty if it may be.
         observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
@@ -174,8 +174,8 @@ class NoisedBy:
     def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
-        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if it
-        is one release's.
+        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if this
+        is the noise of one release.
         """
         return None
 
@@ -217,7 +217,7 @@ class NoisedByClients(NoisedBy):
         return 1.0
 
     def noises_in_sum(self, contributors: float) -> float:
-        """All of them."""
+        """All contributors."""
         return contributors
 
     def limit(self, part: Part, family: Family) -> float:
@@ -272,8 +272,8 @@ def largest_norm(part: Part, family: str) -> float:
     """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and
     grid together.
 
-    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise the
-    tail of a sum of exponentials, in l1.
+    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise it
+    is the tail of a sum of exponentials, in l1.
 
     Example:
         >>> from fedlgm.planning.records import Part

@@ -31,8 +31,8 @@ class _Steps:
     """A round's factors on one step's bound and noise."""
 
     rows: float  # examples of a step, at most
-    signal: float  # of a sum that is the same in every step
-    noise: float  # of sums that are independent
+    signal: float  # on a sum that is the same in every step
+    noise: float  # on sums that are independent
 
 
 @lru_cache(maxsize=16)
@@ -71,9 +71,9 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
         )
     else:
         rows, count = steps.batch + 8 * math.sqrt(steps.batch) + 40, steps.count
-        # Of answers to queries the round's mean is sent.
+        # For answers to queries, a client sends the mean over the round's steps.
         query = _Steps(rows, 1 / steps.batch, 1 / (math.sqrt(count) * steps.batch))
-        # A step's sum goes on moving the model for as many steps as follow it.
+        # With momentum, a step's sum also moves the model in all later steps of the round.
         moves = (1 - training.momentum ** np.arange(1, count + 1)) / (1 - training.momentum)
         moves *= training.lr / steps.batch
         layer_steps = _Steps(rows, float(moves.sum()), float(np.linalg.norm(moves)))
@@ -111,8 +111,8 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 def _most(population: int, rate: float) -> float:
-    """Examples that a Poisson batch of all clients' holds at most, except with a negligible
-    probability.
+    """Largest number of examples in a Poisson batch of all clients' examples, except with a
+    negligible probability.
     """
     import scipy.stats
 

@@ -65,7 +65,7 @@ class Plan(Protocol):
 
     @property
     def protected(self) -> bool:
-        """Whether the plan's event is that of a private release."""
+        """Whether the plan's event belongs to a private release."""
 
     @property
     def facts(self) -> Facts:
@@ -101,7 +101,7 @@ class Sum(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of clients in it."""
+        """Number of clients in the sum."""
 
     @property
     def plan(self) -> Plan:
@@ -121,8 +121,8 @@ class NoiseSource(Protocol[P_contra]):
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The ring of a round's noise, derived from the run's ring and the earlier noise that it
-        depends on.
+        """The ring of a round's noise, derived from the run's ring and from the earlier noise on
+        which this noise depends.
         """
 
     def add_(

@@ -41,13 +41,13 @@ ORDERS = tuple(
     )
 )
 """Renyi orders of searches."""
-# below it, grids would grow with the inverse square of the multiplier: they get coarser instead
+# below this multiplier, grids are coarser: otherwise they would grow with its inverse square
 _LITTLE_NOISE = 0.3
 
 
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of one release, which takes nearly all of the time of a
+    """Privacy loss distribution of one release. Its computation takes nearly all of the time of a
     composition.
     """
     return repeatable(sampled_gaussian(multiplier, rate, interval))
@@ -122,7 +122,9 @@ class PldAccountant(PLDAccountant):
 
 @lru_cache(maxsize=128)
 def _renyi_curve(multiplier: float, rate: float, orders: tuple[float, ...]) -> Any:
-    """Renyi divergences of one release, which take nearly all of the time of a composition."""
+    """Renyi divergences of one release. Their computation takes nearly all of the time of a
+    composition.
+    """
     return RdpAccountant(orders=orders).compose(gaussian_event(multiplier, rate)).rdp
 
 
@@ -152,8 +154,8 @@ class RenyiAccountant(RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
     def narrow(self, events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> None:
-        """Leave the orders among which that of the least epsilon of these events is, if all of them
-        are sampled Gaussian releases; to be called before they are composed.
+        """Keep only the orders among which the order of these events' least epsilon lies, if all
+        events are sampled Gaussian releases. Call this before the events are composed.
         """
         releases = []
         for event, count in events:
@@ -176,7 +178,7 @@ def new_accountant(
     Raises:
         ConfigError: no accountant has this name.
     """
-    check_known("accountant", name, _ACCOUNTANTS.names())  # nobody's own: guarantees rest on it
+    check_known("accountant", name, _ACCOUNTANTS.names())  # not a user's: guarantees rest on it
     accountant: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
     return accountant
 
@@ -211,7 +213,9 @@ def deltas_of(accountant: Any, epsilons: np.ndarray) -> np.ndarray:
 
 
 def _directions(distribution: Any) -> list[DensePLDPmf]:
-    """Grids of a privacy loss distribution: of adding a unit and of removing one, or one for both."""
+    """Grids of a privacy loss distribution: one for adding a unit and one for removing a unit, or
+    one for both.
+    """
     pmfs = {id(pmf): pmf for pmf in (distribution._pmf_remove, distribution._pmf_add)}
     return [pmf.to_dense_pmf() for pmf in pmfs.values()]
 
@@ -219,7 +223,7 @@ def _directions(distribution: Any) -> list[DensePLDPmf]:
 def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
     """delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), for e >= 0.
 
-    `PLDPmf.get_delta_for_epsilon` has the same value after a loop over all losses, which takes a
+    `PLDPmf.get_delta_for_epsilon` computes the same value in a loop over all losses, which takes a
     hundred times as long.
     """
     probabilities = pmf._probs

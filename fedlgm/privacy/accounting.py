@@ -53,17 +53,17 @@ from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of, release_event
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
-_COARSE_ERROR = 1e-3  # relative, ten times what it is
-# of delta per release, to the rounding of the grid's Fourier transforms: five times what was
-# measured
+_COARSE_ERROR = 1e-3  # relative, ten times the actual error
+# delta that each release loses to the rounding of the grid's Fourier transforms: five times the
+# measured loss
 LOST = 2.0**-52
 _NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
 
 _LARGEST_MULTIPLIER = 1e7
-SMALLEST_MULTIPLIER = 0.05  # a budget that allows less noise than this gets this
+SMALLEST_MULTIPLIER = 0.05  # the least multiplier, even if the budget allows less noise
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
-_CONFIRMED = 1e-4  # of the target, how much of it a kept multiplier may leave unspent
+_CONFIRMED = 1e-4  # share of the target that a kept multiplier may leave unspent
 
 
 @plain_numbers
@@ -174,8 +174,8 @@ def calibrate_levels(
 
     Args:
         levels: number of releases at each relative noise level; levels are positive, numbers at
-            least 1. With an allocation they count allocations, each with all of its releases at one
-            level.
+            least 1. With an allocation, the numbers count allocations, and all releases of an
+            allocation have one level.
         epsilon: budget of all releases.
         delta: its delta.
         draws: Poisson rate q of each release, or an allocation.
@@ -290,7 +290,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
                 )
         while excess(low, kind) < 0:
             if low <= math.log(SMALLEST_MULTIPLIER):
-                return low  # a budget that hardly asks for noise: more of it than needed is safe
+                return low  # the budget requires hardly any noise, and more noise is safe
             low, high = max(low - 0.5, math.log(SMALLEST_MULTIPLIER)), low
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
@@ -312,7 +312,7 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
     guess = (math.log(0.9), math.log(2.0))
     try:
         start = solve(*guess, "rdp", 1e-3)
-    except PrivacyError:  # it has no answer for little epsilon at little delta
+    except PrivacyError:  # RDP has no bound for a small epsilon at a small delta
         if accountant == "rdp":
             raise
         start = solve(*guess, accountant if rate == 1 else COARSE, 1e-3)
@@ -338,9 +338,9 @@ def composed_epsilon(
     relation is the relation of the events.
 
     Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters
-    (for delta below about 2^-52 times the number of releases, over 1e-6) "pld" is evaluated at
-    delta minus its rounding, and also with Renyi orders, which have no such rounding. The result is
-    the smaller of the two upper bounds.
+    (for delta below about 2^-52 times the number of releases, divided by 1e-6) "pld" is evaluated
+    at delta minus its rounding, and also with Renyi orders, which have no such rounding. The result
+    is the smaller of the two upper bounds.
 
     If a search (`selection_event`) is among the events, all of them are composed by RDP at
     `accountants.ORDERS` for every `accountant`, because no privacy loss distribution of a search is
@@ -369,11 +369,11 @@ def composed_epsilon(
 
 
 Merged = tuple[tuple[str, int], ...]
-"""Events in their JSON text, with their numbers."""
+"""Events in their JSON text, with their counts."""
 
 
 def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float, Merged]:
-    """Equal events counted together, and Gaussian releases without sampling as one of them.
+    """Equal events counted together, and all Gaussian releases without sampling merged into one.
 
     Args:
         events: pairs (event, number of compositions).
@@ -393,7 +393,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
     merged: Counter[str] = Counter()
     precision = 0.0
     for event, count in _unfold(events):
-        record = encode(event)  # which checks its numbers
+        record = encode(event)  # this checks the event's numbers
         if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):

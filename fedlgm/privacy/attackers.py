@@ -3,8 +3,8 @@
 An attacker sees all that was released, knows all other data, and decides whether one unit took
 part. Its false-positive rate is the share of absent units that it calls present; its true-positive
 rate is the share of present units that it finds. The privacy profile delta(epsilon) of a run bounds
-the second by the first at every epsilon (Wasserman and Zhou 2010, Kairouz et al. 2015; Dong, Roth
-and Su 2022, proposition 2.12).
+the true-positive rate by the false-positive rate at every epsilon (Wasserman and Zhou 2010, Kairouz
+et al. 2015; Dong, Roth and Su 2022, proposition 2.12).
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class AttackRates:
 
     @classmethod
     def of_budget(cls, epsilon: float, delta: float) -> AttackRates:
-        """Bounds that follow from one pair of epsilon and delta, which are weaker than those of a
-        run's whole profile.
+        """Bounds that follow from one pair of epsilon and delta. They are weaker than the bounds
+        from a run's whole profile.
 
         Raises:
             ConfigError: epsilon or delta is out of range.
@@ -109,19 +109,20 @@ class AttackRates:
         """Largest difference of true- and false-positive rate, in [0, 1]."""
         if self.units == 1 and self.epsilons[0] == 0:
             return float(self.deltas[0])
-        # The true-positive rate grows with the false-positive rate: between two grid points, the
-        # difference is at most that of the upper rate and the lower point.
+        # The true-positive rate grows with the false-positive rate. Between two grid points, the
+        # difference is therefore at most the true-positive rate at the upper point minus the lower
+        # point.
         return float(np.clip(self._tpr(_ADVANTAGE)[1:] - _ADVANTAGE[:-1], 0, 1).max())
 
     @property
     def mu(self) -> float:
-        """Smallest mu of a Gaussian release whose profile lies nowhere below this one.
+        """Smallest mu of a Gaussian release whose profile lies nowhere below this profile.
 
-        The comparison is made up to epsilon = 16 and where delta is at least 1e-10. Infinite if no
-        mu below 1000 is enough, and for one pair of epsilon and delta, whose delta never vanishes.
-        A group of k units has k mu.
-        A Gaussian release of sensitivity 1 and standard deviation 1 / mu has this profile exactly;
-        Laplace noise and other pure guarantees fit it badly.
+        The comparison is made up to epsilon = 16 and where delta is at least 1e-10. The result is
+        infinite if no mu below 1000 is enough. It is also infinite for a single pair of epsilon and
+        delta, because its delta never vanishes. A group of k units has k mu. A Gaussian release of
+        sensitivity 1 and standard deviation 1 / mu has this profile exactly; Laplace noise and
+        other pure guarantees fit it badly.
         """
         return self.units * self._mu_of_one
 
@@ -217,11 +218,13 @@ def attack_rates(
 
     Args:
         source: noise multiplier of `steps` Gaussian releases; or a `DpEvent`; or an open `Ledger`,
-            whose charges are composed (under local trust, those of the participant who spent most).
+            whose charges are composed (under local trust, the charges of the participant who spent
+            most).
         sampling_rate: probability q in (0, 1] that a unit takes part in a release, for a noise
             multiplier.
         steps: number of releases T >= 0; for an event the number of its repetitions.
-        relation: neighbouring relation of a noise multiplier; the others state theirs.
+        relation: neighbouring relation of a noise multiplier; events and ledgers state their own
+            relation.
         sampling: "poisson", or "allocation" as in `epsilon`, for a noise multiplier.
         participations: number of a unit's releases under "allocation".
 
@@ -251,7 +254,7 @@ def attack_rates(
 
 @lru_cache(maxsize=64)
 def _rates(profiles: tuple[tuple[float, Merged], ...]) -> AttackRates:
-    """Bounds of the largest of several profiles, which keep what they have computed."""
+    """Bounds from the largest of several profiles. They keep what they have computed."""
     found = [_deltas(*merged) for merged in profiles]
     deltas = np.max([np.zeros_like(_EPSILONS), *found], axis=0)
     deltas.flags.writeable = False
@@ -259,7 +262,7 @@ def _rates(profiles: tuple[tuple[float, Merged], ...]) -> AttackRates:
 
 
 def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpEvent, int]]:
-    """The releases of a composition, which need not have an accountant of all of them together."""
+    """The releases of a composition. No accountant needs to cover all of them together."""
     match event:
         case dp_event.ComposedDpEvent(parts):
             for part in parts:
@@ -305,11 +308,12 @@ def _gaussian_deltas(mu: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
 def _lowest_lines(
     epsilons: np.ndarray, deltas: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bounds on the true-positive rate of attacks on one unit, which are lines in the
-    false-positive rate, as far as one is the lowest somewhere.
+    """The bounds on the true-positive rate of attacks on one unit. Each bound is a line in the
+    false-positive rate. Only lines that are the lowest line somewhere are returned.
 
     Returns:
-        Where each is the lowest from, ascending; its intercept; its slope.
+        For each line the rate from which it is the lowest line, ascending; its intercept; its
+        slope.
     """
     ratios = np.exp(np.minimum(epsilons, 700.0))  # a weaker bound, finite
     # P(found | present) <= delta + e^epsilon P(found | absent)

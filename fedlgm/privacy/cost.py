@@ -20,8 +20,9 @@ class Cost:
     Attributes:
         law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon),
             "none" (no protection, so no bound) or "free" (the release adds nothing to the cost of
-            those before it).
-        figure: noise multiplier of Gaussian noise, pure epsilon of the others; 0 if there is none.
+            the releases before it).
+        figure: noise multiplier of Gaussian noise, pure epsilon of other releases; 0 if there is
+            none.
         rate: probability of a unit's participation on which the cost relies; 1 if sampling does not
             amplify. For random allocation, the share of the rounds.
         steps: number of such mechanisms in the release.

@@ -44,19 +44,21 @@ class WholeOrdersDpEvent(dp_event.DpEvent):
 
 @dataclass(frozen=True)
 class AllocationDpEvent(dp_event.DpEvent):
-    """Releases in a number of rounds, in exactly `participations` of which a unit takes part.
+    """Releases in a number of rounds. A unit takes part in exactly `participations` of these
+    rounds.
 
     The rounds of a unit are a uniform draw without replacement, independent of all other units'
-    draws, and stay secret. Other units may know theirs. The neighbouring relations are
+    draws, and stay secret. Other units may know their own rounds. The neighbouring relations are
     add-or-remove-one and zero-out.
 
-    The price of k of T rounds is that of k independent draws of one round each, out of T // k or
-    T // k + 1 rounds, all T together: divide the rounds at random into k groups of these sizes and
-    draw one round of each group. The k rounds are uniform among all sets of k rounds, and the
-    hockey-stick divergence of this mixture over divisions is at most that of one division, because
-    it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section 4). For k = 1 the
-    price is exact, up to the grid; for units that take part once in each of k blocks of equal
-    length it is exact too. `fedlgm.privacy.random_allocation` computes the price of one draw.
+    The price of k of T rounds is the price of k independent draws of one round each, out of T // k
+    or T // k + 1 rounds. To see this, divide the T rounds at random into k groups of these sizes,
+    and draw one round of each group. The k rounds are uniform among all sets of k rounds, and the
+    hockey-stick divergence of this mixture over divisions is at most the divergence of one
+    division, because it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section 4).
+    For k = 1 the price is exact, up to the grid. It is also exact for units that take part once in
+    each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes the price of one
+    draw.
 
     Attributes:
         event: one round's release, if the unit takes part for certain.
@@ -85,7 +87,9 @@ class AllocationDpEvent(dp_event.DpEvent):
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
-        """Events of one participation each, and their numbers; together they cost as much."""
+        """Events of one participation each, and their numbers. Together they cost as much as this
+        event.
+        """
         length, longer = divmod(self.rounds, self.participations)
         numbers = {length: self.participations - longer, length + 1: longer}
         return tuple(
@@ -124,8 +128,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 @plain_numbers
 def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_event.DpEvent:
-    """Event of Gaussian releases in `rounds` rounds, in `participations` of which a unit takes part
-    (see `AllocationDpEvent`); that of plain releases if it takes part in all.
+    """Event of Gaussian releases in `rounds` rounds if a unit takes part in `participations` of
+    them (see `AllocationDpEvent`); the event of plain releases if it takes part in all rounds.
 
     Args:
         multiplier: noise std of each round over the largest change of a release by a neighbour.
@@ -342,7 +346,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
     """Inverse of `encode`.
 
     Raises:
-        ValueError: the record is not that of a known event.
+        ValueError: the record does not belong to a known event.
         ConfigError: as in `encode`.
 
     Example:
@@ -358,8 +362,8 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
 
 def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A field, its events by `each`. Accountants fail at impossible numbers, and no ledger with one
-    could be read.
+    """A field, with its events converted by `each`. Impossible numbers are refused, because
+    accountants fail at them and no ledger with such a number could be read.
     """
     if field == "events":
         return [each(part) for part in value]

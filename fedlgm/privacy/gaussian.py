@@ -91,7 +91,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         delta: privacy leakage, in (0, 1).
 
     Returns:
-        epsilon >= 0; 0 if the total variation distance is already below delta, infinite if mu is.
+        epsilon >= 0; 0 if the total variation distance is already below delta, infinite if mu is
+        infinite.
 
     Raises:
         ConfigError: `mu` or `delta` is out of range.
@@ -115,7 +116,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    # No absolute tolerance to speak of, so that tiny roots keep all their digits.
+    # The absolute tolerance is negligible, so that tiny roots keep all their digits.
     return float(scipy.optimize.brentq(function, low, high, xtol=1e-300, rtol=_RTOL, maxiter=500))
 
 

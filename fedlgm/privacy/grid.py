@@ -65,7 +65,7 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
     """Hockey-stick divergence at each epsilon, float64 [n]; `sign` is 1 for removing the unit, -1
     for adding it.
 
-    Sampled at rate q, the loss of removing exceeds log(1 - q) everywhere, and that of adding is
+    Sampled at rate q, the loss of removing exceeds log(1 - q) everywhere, and the loss of adding is
     below -log(1 - q).
     """
     rate = loss.sampling_prob

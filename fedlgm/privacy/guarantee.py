@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic checks only this one
 
 from fedlgm.checks import check_fields
 from fedlgm.errors import ConfigError, PrivacyError
@@ -19,29 +19,33 @@ ACCOUNTING: dict[Accountant, str] = {
     "pld": "privacy loss distributions on a grid, every rounding upwards",
     "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
 }
-"""How each accountant computes, for statements; an accountant needs its line."""
+"""How each accountant computes, for statements. A new accountant needs a line here."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]
 SharedUnit = Literal["user"]
-"""Units whose data several clients hold; a round draws units, and all clients of one take part."""
+"""Units whose data several clients hold. A round draws units, and all clients of a drawn unit take
+part.
+"""
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
-"""Number of one unit's bounds by which a sum moves, by neighbouring relation.
+"""For each neighbouring relation, the number of one unit's bounds by which a sum moves.
 
 With "zero-out" the schedule of participations is the same, and the unit's contributions become
 zero."""
 
 CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
 COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
-"""Protections of a node's releases that each one implies at the same cost: replacing all data
-includes adding or removing one example."""
+"""For each protection of a node's releases, the protections that it implies at the same cost.
+Replacing all data includes adding or removing one example.
+"""
 
 _AT_NODES = re.compile(r"(.*?)(?: at (\d{1,3}) nodes)?")
 
 
 def at_nodes(protection: str, overlap: int) -> str:
-    """A protection of a person's data at up to `overlap` nodes together; of one node for 1.
+    """A protection of a person's data at up to `overlap` nodes together; at one node if `overlap`
+    is 1.
 
     Example:
         >>> at_nodes(ONE_EXAMPLE, 2), at_nodes(ONE_EXAMPLE, 1)
@@ -175,8 +179,8 @@ class Guarantee:
         """Check that the status fits the kind of plan.
 
         Raises:
-            PrivacyError: the status is "none" for a protected release, or a claim for an
-                unprotected one.
+            PrivacyError: the status is "none" for a protected release, or it claims privacy for an
+                unprotected release.
         """
         if (self.status != "none") != protected:
             raise PrivacyError(
@@ -196,7 +200,7 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """The guarantee, conditional on `condition` too; one that fails does not change.
+        """The guarantee, conditional on `condition` too; a guarantee that fails does not change.
 
         Example:
             >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status

@@ -139,8 +139,8 @@ class Ledger:
         protects: str = "",
         guarantee: Guarantee | None = None,
     ) -> None:
-        """Record one release of each of several clients; all rows are on disk when it returns, or
-        none.
+        """Record one release of each of several clients. Either all rows are on disk when it
+        returns, or no row is.
 
         A disk confirms many rows as fast as one. Arguments and errors as in `charge`.
 
@@ -186,8 +186,8 @@ class Ledger:
         self._alike[draft.protects] = count
 
     def _refuse_unlike(self, protects: str, rows: int) -> None:
-        """Refuse a protection other than that of the first `rows` rows; rows that were compared
-        before never change.
+        """Refuse a protection other than the protection of the first `rows` rows. Rows that were
+        compared before are skipped, because they never change.
         """
         rows_compared = self._alike.get(protects, 0)
         if rows <= rows_compared:
@@ -210,8 +210,8 @@ class Ledger:
         return self._meta("owner")
 
     def identity(self) -> str:
-        """A name that no other ledger has, also of the same owner; empty for a ledger of an earlier
-        version.
+        """A name that no other ledger has, not even one of the same owner; empty for a ledger of an
+        earlier version.
         """
         return self._meta("identity")
 
@@ -302,8 +302,8 @@ class Ledger:
         return str(self._rows("SELECT MAX(protects) FROM charges")[0][0] or "")
 
     def guarantee(self) -> Guarantee | None:
-        """The weakest guarantee that rows state, of equal ones the last; None if no row states a
-        guarantee.
+        """The weakest guarantee that rows state, and the last one if several are equally weak; None
+        if no row states a guarantee.
         """
         query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
         with self._translate_errors():
@@ -321,8 +321,8 @@ class Ledger:
             accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`)
                 was charged.
             through: last round to count; default: all.
-            abandoned: `position()` up to which rows of any round count, for attempts that later
-                ones do not repeat.
+            abandoned: `position()` up to which rows of any round count. It is for attempts that
+                later attempts do not repeat.
         """
         with self._translate_errors():
             return self._spending(through, abandoned).epsilon(delta, accountant)
@@ -341,8 +341,8 @@ class Ledger:
         return Spending.of(self._rows(query, _last(through), abandoned), SERVER)
 
     def profiles(self) -> list[list[tuple[privacy.DpEvent, int]]]:
-        """Charged events with counts; under local trust one list for each participant whose
-        events are not part of another's.
+        """Charged events with counts. Under local trust there is one list for each participant
+        whose events are not part of another participant's events.
         """
         with self._translate_errors():
             return self._spending().worst()
@@ -430,8 +430,8 @@ class Ledger:
         )
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on, which an interrupted run had
-        already released.
+        """(round, client, key) of all clients' rows from `round` on. An interrupted run had already
+        made these releases.
         """
         return self._rows(
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round
@@ -442,10 +442,10 @@ class Ledger:
             return self._db.execute(query, values).fetchall()
 
     def hold(self) -> AbstractContextManager[None]:
-        """Keep other runs, also those of other processes, from holding this ledger in the block.
+        """Keep other runs, also runs of other processes, from holding this ledger in the block.
 
         A run holds its ledger from the check that the ledger has no other rounds to its own last
-        charge. The operating system lets go of it when the process ends.
+        charge. The operating system releases the lock when the process ends.
 
         Raises:
             LedgerError: another run holds it.

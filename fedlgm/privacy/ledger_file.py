@@ -35,8 +35,9 @@ CREATE TABLE IF NOT EXISTS charges (
 );
 """
 _ROOM = 2**18
-"""Bytes of free space below which an error of the disk is that of a full one: SQLite's auxiliary
-files need them."""
+"""If fewer bytes are free, an error of the disk counts as the error of a full disk, because
+SQLite's auxiliary files need this space.
+"""
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk is full and the ledger is whole: free some space and continue "
     "the run",
@@ -123,9 +124,11 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold a ledger in the block. The lock is on a file beside the ledger, which is not deleted.
+    """Hold a ledger in the block. The lock is on a file beside the ledger. This file is not
+    deleted.
 
-    A lock of the ledger's own file would end SQLite's locks of this process when it is closed.
+    If the lock were on the ledger's own file, closing this file would end SQLite's locks of this
+    process.
 
     Raises:
         LedgerError: another run holds it, or the file cannot be locked.

@@ -15,21 +15,22 @@ from fedlgm.privacy.accounting import LOST, composed_epsilon, is_resolved
 from fedlgm.privacy.events import decode, encode, is_private, unfold_event
 
 FEW = 8
-"""Number of kinds of releases that are composed afresh for every figure."""
+"""Largest number of kinds of releases that are composed afresh for every figure."""
 _GRIDS = 4
-"""Number of grids that are kept: little noise of a further release needs a coarser one."""
+"""Number of grids that are kept. A further release with little noise needs a coarser grid."""
 _MOST_LOST = 0.1
-"""Largest share of delta that is paid for what grids lose."""
+"""Largest share of delta that may be subtracted for the rounding of grids."""
 _ADDED = (dp_event.GaussianDpEvent, dp_event.PoissonSampledDpEvent)
 
 
 class Past:
-    """Releases that were charged, composed once; those charged since are added, and not composed
-    again.
+    """Charged releases, composed once. Releases that were charged later are added to this
+    composition.
 
-    Figures are upper bounds, as those of `composed_epsilon`, from which they differ by the rounding
-    of the grid's sums. For so many releases that grids lose a share of delta, that share is paid,
-    and the figure may be larger than that of Renyi orders.
+    Figures are upper bounds, like the figures of `composed_epsilon`, and differ from them by the
+    rounding of the grid's sums. If there are so many releases that grids lose a share of delta,
+    this share is subtracted from delta. The figure may then be larger than the figure of Renyi
+    orders.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event

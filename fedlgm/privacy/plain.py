@@ -26,8 +26,8 @@ def plain_number(value: Any) -> Any:
 def plain_numbers(function: F) -> F:
     """Let an accounting function compute in Python's numbers, whatever types its caller uses.
 
-    In half precision 300 squared is infinite, in 16-bit integers 200 squared is negative: the noise
-    multiplier of a release would then cost nothing, or less.
+    In half precision 300 squared is infinite, and in 16-bit integers 200 squared is negative. A
+    release with such a noise multiplier would cost nothing, or less than nothing.
 
     Example:
         >>> plain_numbers(lambda multiplier: multiplier**2)(np.float16(300))

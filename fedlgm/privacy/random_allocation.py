@@ -2,11 +2,11 @@
 
 A unit takes part in one of n rounds, drawn uniformly and kept secret; every round releases a sum
 with Gaussian noise. With noise z times the bound, all that the n rounds release is a function of n
-numbers: of N(e_i, z^2 I) for the drawn round i if the unit is there, and of N(0, z^2 I) if not, for
-adaptive rounds too (Feldman and Shenfeld 2025, arXiv 2502.08202, section 3). The likelihood ratio
-of the two laws is A = (W_1 + ... + W_n) / n, and under the second law the W_i are independent, with
-W = exp(g / z - 1 / (2 z^2)) for a standard Gaussian g. Hence the profiles of removing and adding
-the unit are
+numbers. If the unit is there, the numbers follow N(e_i, z^2 I) for the drawn round i; if it is not,
+they follow N(0, z^2 I). This holds for adaptive rounds, too (Feldman and Shenfeld 2025, arXiv
+2502.08202, section 3). The likelihood ratio of the two laws is A = (W_1 + ... + W_n) / n, and under
+the second law the W_i are independent, with W = exp(g / z - 1 / (2 z^2)) for a standard Gaussian g.
+Hence the profiles of removing and adding the unit are
 
     E max(A - e^epsilon, 0)    and    E max(1 - e^epsilon A, 0),
 
@@ -33,7 +33,9 @@ _REACH = 8.8
 _CUT = 1e-18
 """Mass that is cut off at either end of a sum."""
 _STEP = 0.02
-"""Largest step of the grid of log(W), over its standard deviation where this exceeds 1."""
+"""Largest step of the grid of log(W), divided by the standard deviation of log(W) where this
+exceeds 1.
+"""
 LEAST_MULTIPLIER = 0.1
 """Least noise for which this module has grids. With less, secrecy of the round hardly matters."""
 _FINE = 0.015
@@ -101,7 +103,7 @@ def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLos
 
     Args:
         multiplier: noise std of every round over the unit's bound, at least 0.1.
-        rounds: number n of rounds, of which one is drawn uniformly.
+        rounds: number n of rounds. One of them is drawn uniformly.
         interval: distance of the grid's losses.
 
     Example:
@@ -145,8 +147,8 @@ def _sum_of(count: int, shift: float, coarser: float = 1.0) -> _Law:
     laws: dict[tuple[int, int], _Law] = {}
 
     def law_of(terms: int, depth: int) -> _Law:
-        """The errors of n / terms sums average out, so their grid is coarser by the root of that
-        number.
+        """The law of a sum of some terms. The errors of n / terms sums average out, so their grid
+        is coarser by the root of that number.
         """
         if (terms, depth) not in laws:
             step = last * 2 ** min(depth // 2, most)

@@ -1,8 +1,8 @@
 """The orders of Renyi divergences at which sampled Gaussian releases cost least.
 
-`dp_accounting.rdp` adds up the terms of one order after another. This module sums those of all
-orders together and roughly, to find the few orders whose divergences are worth computing. Every
-stated figure comes from that package.
+`dp_accounting.rdp` adds up the terms of one order after another. This module sums the terms of all
+orders together and only roughly, to find the few orders whose divergences are worth computing.
+Every stated figure comes from that package.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MOST = 1000
 _SMALL = -30.0
 """Logarithm of a last term over its sum, as in `dp_accounting`."""
 _ROUNDING = 1e-6
-"""More than by which sums in another order differ."""
+"""An upper bound on the difference that another order of summation makes."""
 
 
 def best_orders(
     releases: Iterable[tuple[float, float, int]], delta: float, orders: np.ndarray
 ) -> np.ndarray:
-    """The orders among which that of the least epsilon is.
+    """The orders among which the order of the least epsilon lies.
 
-    Epsilon is an upper bound whatever orders are left.
+    Epsilon is an upper bound for any choice of orders.
 
     Args:
         releases: rate in (0, 1), noise multiplier and number of sampled Gaussian releases.

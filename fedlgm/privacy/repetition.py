@@ -2,7 +2,7 @@
 
 Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
 on the number of rounds. This module computes only the few decisive moments exactly, and only once.
-The result equals that of `dp_accounting.pld.common.self_convolve`, bit for bit.
+The result equals the result of `dp_accounting.pld.common.self_convolve`, bit for bit.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def compose_with(
 
 
 def _cut(pmf: DensePLDPmf, truncation: float = 1e-15) -> DensePLDPmf:
-    """The distribution without the tails that `DensePLDPmf.compose` cuts off: the lower one becomes
-    the least loss, the upper one an infinite loss.
+    """The distribution without the tails that `DensePLDPmf.compose` cuts off: the lower tail
+    becomes the least loss, and the upper tail becomes an infinite loss.
     """
     from_below, from_above = (
         np.append(np.add.accumulate(probs) > truncation / 2, True).argmax()

@@ -77,7 +77,9 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
 
 @lru_cache(maxsize=16)
 def _gamma(expected_runs: float) -> float:
-    """The gamma of the logarithmic law of this mean, by bisection: the mean falls with it."""
+    """The gamma of the logarithmic law of this mean, by bisection. The mean falls as gamma
+    grows.
+    """
     low, high = -700.0, -1e-12  # of log(gamma)
     for _ in range(200):
         middle = (low + high) / 2
@@ -95,13 +97,13 @@ def selection_epsilon(
     expected_runs: float,
     law: Law = "logarithmic",
 ) -> float:
-    """Epsilon of a search over runs of a sampled Gaussian mechanism, of which only the best run is
+    """Epsilon of a search over runs of a sampled Gaussian mechanism. Only the best run is
     published.
 
     The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of
     each run are drawn from a list that was fixed before the search, and the score uses only
     released values and public data. The figure protects against readers of the one published model;
-    for a party that sees every run, the cost is their composition.
+    for a party that sees every run, the cost is the composition of all runs.
 
     Args:
         noise_multiplier: noise std of a release over one unit's l2 bound, under add-or-remove-one.

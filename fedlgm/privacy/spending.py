@@ -49,7 +49,9 @@ class Spending:
         return max(_profile_epsilon(profile, delta, accountant) for profile in self._worst())
 
     def worst(self) -> list[list[tuple[privacy.DpEvent, int]]]:
-        """Events with counts of each participant whose events are not part of another's."""
+        """Events with counts of each participant whose events are not part of another participant's
+        events.
+        """
         return [_decode(profile) for profile in self._worst()]
 
     def _worst(self) -> list[_Profile]:

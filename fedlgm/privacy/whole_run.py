@@ -39,7 +39,7 @@ from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 
 MARGIN = 1e-7
-"""Relative, on the calibrated multiplier: covers that rounding in plans and in events."""
+"""Relative margin of the calibrated multiplier. It covers the rounding in plans and in events."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class WholeRun:
 
     @cached_property
     def growth(self) -> float:
-        """sigma_eff of a round over the accounted mechanism's multiplier, apart from the
-        relation.
+        """sigma_eff of a round divided by the accounted mechanism's multiplier, without the factor
+        of the relation.
         """
         return self.noise.amplified_column_norm() if self.sampling.amplifies else self.sensitivity
 
@@ -115,7 +115,7 @@ class WholeRun:
         return multiplier * self.growth * (1 + MARGIN)
 
     def event(self, position: int, multiplier: float) -> DpEvent:
-        """Cost that round `position` adds to that of the rounds before it.
+        """Cost that round `position` adds to the cost of the rounds before it.
 
         Args:
             position: rounds before this one, 0 to T - 1.

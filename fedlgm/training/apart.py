@@ -71,12 +71,12 @@ class ClientsApart(Trainer):
         self._watched: Watched | None = None
         copy_model(module)
         try:
-            self._parts = copy.deepcopy(self._parts)  # what the caller holds may be used elsewhere
+            self._parts = copy.deepcopy(self._parts)  # the caller may use its own parts elsewhere
         except Exception:  # a user's object may raise anything
             self._shared = self._trainer(self._parts)
             return
         self._watched = Watched(model=module, task=task, trainer=make)
-        self._own_trainer()  # a trainer that refuses the model does so before any client
+        self._own_trainer()  # a trainer that refuses the model then does so before any client
 
     @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
@@ -85,7 +85,7 @@ class ClientsApart(Trainer):
             task_copy = replace(
                 task, trained=None if task.trained is None else task.trained.clone()
             )
-            # Otherwise its draws would follow from earlier clients'.
+            # Otherwise its draws would follow from the draws of earlier clients.
             with fork_rng(task.order.initial_seed(), self._device):
                 updates = list(trainer.updates(model.clone(), [task_copy]))
             if self._watched is not None:

@@ -26,7 +26,7 @@ class ClientTask:
         order: the client's stream of the round, which shuffles the batches and seeds the model's
             random numbers.
         epochs: number of passes; fewer than usual for a straggler.
-        trained: 1 for each coordinate that is trained, 0 for those that keep the model's values,
+        trained: 1 for each coordinate that is trained and 0 for each that keeps the model's value,
             float32 [D]; None trains all. It is equal in all tasks of a call. A trainer may ignore
             it, because the plan drops layers that it does not release.
 

@@ -139,8 +139,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     before = [switch.fp32_precision for switch in precisions]
     choices = cudnn.deterministic, cudnn.benchmark
     matmul, convolutions = _older_switches()
-    # torch has two sets of switches for one thing, and refuses to compute while they contradict
-    # each other.
+    # torch has two sets of switches for the same setting, and refuses to compute while they
+    # contradict each other.
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
     for switch in precisions:
@@ -159,8 +159,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Every run: new tensors are float32 and on the CPU, whatever the program has set as PyTorch's
-    defaults.
+    """Make new tensors float32 and on the CPU, as every run needs, whatever the program has set as
+    PyTorch's defaults.
 
     It is also a decorator.
 
@@ -175,7 +175,7 @@ def plain_defaults() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
-        # The mode of a device costs a call of Python in every operation.
+        # PyTorch's device mode would cost a call of Python in every operation.
         usual = torch.get_default_device().type == "cpu"
         with nullcontext() if usual else torch.device("cpu"):
             yield
@@ -208,8 +208,8 @@ def keep_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Every block that draws from PyTorch's global generators, which dropout uses and all threads
-    share.
+    """A block that draws from PyTorch's global generators. Dropout uses these generators, and all
+    threads share them.
 
     Only one thread at a time enters such a block. Runs in several threads therefore give the same
     results as runs one after another. Draws of threads outside such blocks cannot be prevented.
@@ -239,7 +239,9 @@ def or_another_thread() -> str:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not exist."""
+    """Replace the lock in a forked process, because the thread that held it does not exist
+    there.
+    """
     global _DRAWING
     _DRAWING = threading.RLock()
 
@@ -256,7 +258,7 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
 
     Args:
         seed: None continues from the generators' state.
-        device: device whose generator is seeded beside that of the CPU.
+        device: device whose generator is seeded in addition to the CPU's generator.
 
     Example:
         >>> with fork_rng(1):
@@ -313,8 +315,8 @@ def keep_freed_memory() -> None:
     CPU.
 
     glibc returns large blocks to the system at once, and the system clears every page before it
-    hands them out again: about 10,000 pages, a twentieth of the time, in every step of ResNet-18.
-    Other C libraries are left as they are.
+    hands the page out again. In every step of ResNet-18 these are about 10,000 pages and a
+    twentieth of the time. Other C libraries are left as they are.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)

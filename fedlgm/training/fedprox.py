@@ -14,7 +14,9 @@ from fedlgm.training.vectorized import VectorizedTrainer
 
 
 class _Proximal:
-    """Adds the gradient of mu / 2 |w - w_0|^2 to that of the loss, before `gradient_clip`."""
+    """Adds the gradient of mu / 2 |w - w_0|^2 to the gradient of the loss, before
+    `gradient_clip`.
+    """
 
     def __init__(self, *arguments: Any, mu: float = 0.01, **options: Any) -> None:
         if not 0 <= mu < float("inf"):

@@ -38,8 +38,8 @@ class _OneBatch:
 class FedSGD(_OneBatch, SequentialTrainer):
     """`SequentialTrainer` with one step on one random batch in every round.
 
-    Privacy is that of plain training, because every update is bounded after training. With a large
-    `lr` every update is longer than its bound, so the bounds normalise the gradients.
+    The privacy is the same as with plain training, because every update is bounded after training.
+    With a large `lr` every update is longer than its bound, so the bounds normalise the gradients.
 
     Example:
         >>> from fedlgm import LayerTable

@@ -43,8 +43,8 @@ class TrainerKind:
             there is no such trainer.
         native: the same maker as `sequential`, for the compiled kernel; None if there is no such
             trainer.
-        together: how the vectorised trainer could mix clients, if it is a user's; None if it is
-            not.
+        together: how a user's vectorised trainer could mix clients; None if the trainer is not a
+            user's.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -190,7 +190,7 @@ def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
 def _bind_options(
     trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]
 ) -> MakesTrainer:
-    """The maker with its options, which it must take; refuses a result that is not a trainer."""
+    """The maker with its options. The maker must take them, and its result must be a trainer."""
     wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
     if wrong:
         raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")

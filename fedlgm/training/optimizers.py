@@ -1,7 +1,7 @@
 """SGD and Adam over one flat vector, with the operations of torch's optimizers.
 
-torch's objects make the same steps at twice the cost for a small model, and their import of
-`torch._dynamo` takes every process two seconds.
+For a small model, torch's objects make the same steps at twice the cost. They also import
+`torch._dynamo`, which takes two seconds in every process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class FlatOptimizer:
         decay: factor of decoupled weight decay, as of `torch.optim.AdamW`.
 
     Attributes:
-        trained: 1 for the coordinates that are trained and 0 for those that stay, of the shape of
-            the weights or of one of their rows; None trains all. Only trained ones decay.
+        trained: 1 for the coordinates that are trained and 0 for the coordinates that stay, in the
+            shape of the weights or of one of their rows; None trains all. Only trained coordinates
+            decay.
     """
 
     trained: Tensor | None = None

@@ -51,7 +51,7 @@ class Recorded:
         return self._results
 
     def _record(self, given: list[Tensor], structure: Any) -> None:
-        self._graph, self._results = torch.cuda.CUDAGraph(), None  # frees the one before
+        self._graph, self._results = torch.cuda.CUDAGraph(), None  # frees the earlier graph
         self._given = [tensor.clone() for tensor in given]
         arguments = tree_unflatten(self._given, structure)
         aside = torch.cuda.Stream(self._given[0].device)

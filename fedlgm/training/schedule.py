@@ -19,7 +19,7 @@ class Schedule:
 
     The shape must not depend on the clients in the batch. torch selects its kernels by shape, and
     rounding that depends on other clients would grow over the steps until one client changes
-    another's contribution, which no clip bound covers.
+    another client's contribution. No clip bound covers this change.
 
     The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for
     the device.
@@ -27,7 +27,7 @@ class Schedule:
     Args:
         tasks: at most `rows` clients.
         orders: their examples' order in every epoch, [epochs, n] each.
-        rows: clients in the padded batch; those without a task read the first client's examples,
+        rows: clients in the padded batch; rows without a task read the first client's examples,
             masked.
         size: examples of a step.
         device: device of the steps.

@@ -17,9 +17,9 @@ class ScheduledTrainer(SequentialTrainer):
     """`SequentialTrainer` whose rate in local step t of n is `training.lr` times the schedule's
     factor.
 
-    A client's number of steps follows from its data and does not leave it. Its update is bounded
-    like any other, so a schedule changes no guarantee. `federation.server_schedule` scales the
-    server's step over rounds.
+    A client's number of steps follows from its data and does not leave the client. Its update is
+    bounded like any other, so a schedule changes no guarantee. `federation.server_schedule` scales
+    the server's step over rounds.
 
     Args:
         arguments: see `SequentialTrainer`.

@@ -120,7 +120,7 @@ class SequentialTrainer(Trainer):
         if self._unsettled:
             self._unsettled = False
             pooled = pools_maxima(self._module, x)
-            restore(self._restored, self._built)  # a user's model has seen zeros
+            restore(self._restored, self._built)  # a user's model has now run on zeros
             if pooled:
                 prefer_channels_last_(self._module)
                 self._built.renew()

@@ -39,7 +39,7 @@ class VectorizedTrainer:
     order and the same optimizer. On a CUDA device the kernels of a step are recorded once and
     replayed (`fedlgm.training.recorded`). A user's model and task are restored before each batch of
     clients. Within a batch `vmap` keeps the clients apart, and the number and the shapes of a
-    client's steps do not depend on the others.
+    client's steps do not depend on the other clients.
 
     Args:
         module: the model, float32; only its structure is used.
@@ -73,8 +73,8 @@ class VectorizedTrainer:
         losses_of, self._restored = task.losses, Restored.of(module, task)
         self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
-        # Of the parameters, not of the flat vector: the gradient of each slice of it would be as
-        # long as all of it.
+        # Gradients are taken of the parameters, not of the flat vector: the gradient of each slice
+        # of the vector would be as long as the vector.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
             outputs = functional_call(module, parameters, parts(x))
             losses = losses_of(outputs, y)
@@ -84,8 +84,8 @@ class VectorizedTrainer:
         self._fast: Gradients | None = None
         self._compiles, cuda = compile, self._device.type == "cuda"
         if compile:
-            # Where the compiler would choose by stopwatch, it chooses by rule: bits must not depend
-            # on the time of day.
+            # The compiler must choose by rules and not by measured times, because bits must not
+            # depend on timing.
             options: dict[str, Any] | None = {"deterministic": True} if cuda else None
             self._fast = torch.compile(self._eager, dynamic=False, options=options)
         elif cuda:
@@ -100,7 +100,8 @@ class VectorizedTrainer:
         """Updates of the clients, [D] each, in the order of `tasks`."""
         self._built.check()
         waiting = list(tasks)
-        # Drawn once: a batch that is tried again must see the same order of examples.
+        # The order is drawn once, because a batch that is tried again must see the same order of
+        # examples.
         orders = [task.permutations() for task in waiting]
         model = model.to(self._device)
         position = 0
@@ -116,7 +117,7 @@ class VectorizedTrainer:
                 continue
             position += len(updates)
             yield updates
-            del updates  # before the next ones need the room
+            del updates  # before the next updates need the memory
 
     def _halve(self) -> None:
         half = (self._width + 1) // 2
@@ -144,8 +145,8 @@ class VectorizedTrainer:
                 gradient.mul_(trained)
             self._clip_(gradient)
             optimizer.step(gradient)
-            # Rows that are finished keep being stepped with the rest; their result is the copy made
-            # here.
+            # Finished rows continue to be stepped with the other rows. Their result is the copy
+            # made here.
             done = schedule.finishing_rows(step)
             if len(done):
                 result[done] = weights[done]

@@ -51,7 +51,7 @@ class Segment:
             groups, [G] int64.
         group_layer: second counter word: the layer, or each group's layer, [G] int64.
         pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means
-            the first ones.
+            that the values are the first outputs.
     """
 
     start: int
@@ -95,8 +95,8 @@ class Layout:
         return bits & -bits
 
     def tiles(self, size: int, device: torch.device) -> Tiles:
-        """Tiles of `size` elements (a multiple of 16) on `device`; the first call for a size and
-        device copies.
+        """Tiles of `size` elements (a multiple of 16) on `device`; only the first call for a size
+        and device copies a table to the device.
         """
         if (size, device) not in self._tiles:
             counts = -(-self.sizes // size)
@@ -173,7 +173,9 @@ def empty_block(
 
 
 def align_rows(updates: Tensor) -> Tensor:
-    """`updates` [B, D], or a copy in an `empty_block` where a row begins elsewhere."""
+    """`updates` [B, D], or a copy in an `empty_block` if a row does not begin at a multiple of
+    16.
+    """
     bits = updates.data_ptr() // updates.element_size() | (
         updates.stride(0) if len(updates) > 1 else 0
     )
@@ -195,7 +197,7 @@ def layout_of(offsets: Tensor) -> Layout:
         offsets: [K + 1] int64 on the CPU.
 
     Raises:
-        ConfigError: see `Layout`; also for another dtype, shape or device.
+        ConfigError: see `Layout`; or the offsets have another dtype, shape or device.
     """
     if offsets.device.type != "cpu" or offsets.dtype != torch.int64 or offsets.ndim != 1:
         raise ConfigError(

@@ -80,9 +80,9 @@ def clip_factors(
     """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
 
     A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of
-    2^-16, so that float32 rounding cannot exceed them. One client added or removed then changes
-    layer k of the sum by at most clip[k], up to the rounding of the sum itself, which a float64 sum
-    keeps below that share.
+    2^-16, so that float32 rounding cannot exceed them. Adding or removing one client then changes
+    layer k of the sum by at most clip[k], up to the rounding of the sum itself. In a float64 sum
+    this rounding is below that share.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -92,7 +92,7 @@ def clip_factors(
         backend: overrides `backend_for(updates)`.
 
     Raises:
-        ConfigError: tensors of another shape, type or device, an unknown family.
+        ConfigError: tensors have another shape, type or device, or the family is unknown.
     """
     layout = _check_updates(updates, offsets)
     _check("clip", clip, (layout.layers,), _FLOAT32, updates)
@@ -126,7 +126,7 @@ def clip_scale_sum(
         backend: overrides `backend_for(updates)`.
 
     Raises:
-        ConfigError: tensors of another shape, type or device.
+        ConfigError: tensors have another shape, type or device.
     """
     layout = _check_updates(updates, offsets)
     _check("factors", factors, (updates.shape[0], layout.layers), _FLOAT32, updates)
@@ -165,8 +165,8 @@ def add_noise_(
         `vector`.
 
     Raises:
-        ConfigError: tensors of another shape, type or device, an unknown family, words outside [0,
-            2**32).
+        ConfigError: tensors have another shape, type or device, the family is unknown, or words are
+            outside [0, 2**32).
     """
     layout = layout_of(offsets)
     _check("vector", vector, (layout.size,), _TOTALS, vector)

@@ -82,8 +82,8 @@ def philox4x32(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
-        # Products keep all 64 bits, and signed ones may wrap: the low halves are right, a mask
-        # corrects the high ones.
+        # Products keep all 64 bits. Signed products may wrap: their low halves are right, and a
+        # mask corrects their high halves.
         p0, p1 = c0 * _MULTIPLIER[0], c2 * _MULTIPLIER[1]
         c0, c1 = ((p1 >> 32) ^ c1 ^ k0) & _WORD, p1
         c2, c3 = ((p0 >> 32) ^ c3 ^ k1) & _WORD, p0

@@ -20,8 +20,9 @@ from fedlgm.noise.draws import GRID_BITS, Family
 from fedlgm.planning.layers import SAFETY
 
 _LEAST_FACTOR = torch.finfo(torch.float32).tiny
-"""Smallest factor above 0: smaller, subnormal numbers are rounded so coarsely that a layer may
-exceed its bound."""
+"""Smallest factor above 0. Smaller numbers are subnormal, and are rounded so coarsely that a layer
+could exceed its bound.
+"""
 
 
 def _chunk(device: torch.device) -> int:
@@ -51,7 +52,7 @@ def layer_moments(
     wide = widest(device)  # makes the sum's order immaterial
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
-    # Layer by layer also where they are small: adding by index has no fixed order on a GPU.
+    # Small layers are also handled one by one, because adding by index has no fixed order on a GPU.
     chunk = _chunk(device)
     for layer, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
         for start in range(begin, end, chunk):
@@ -66,7 +67,7 @@ def layer_moments(
 def _factors(moments: Tensor, nonfinite: Tensor, clip: Tensor, power: int) -> Tensor:
     norms = moments.sqrt() if power == 2 else moments
     limit = clip * SAFETY
-    # The divisor's floor only spares the branch that is not taken a division by zero.
+    # The floor of the divisor only avoids a division by zero in the branch that is not taken.
     factors = torch.where(norms > limit, limit / norms.clamp(min=_LEAST_FACTOR), limit.sign())
     counted = (nonfinite[:, None] == 0) & (norms < math.inf) & (factors >= _LEAST_FACTOR)
     return torch.where(counted, factors, 0.0)
@@ -142,7 +143,8 @@ def _uniforms(
 ) -> list[Tensor]:
     """Uniforms of the picked words, with extra bits in the tail."""
     if words[0].device.type != "cpu":
-        # Selecting the few would make the host wait for the device to count them.
+        # Selecting only the few words in the tail would make the host wait until the device has
+        # counted them.
         more = philox4x32((*counter, 1), key)
         return [
             torch.where(words[i] < TAIL, tail_uniform(words[i], more[i]), uniform(words[i]))
@@ -191,11 +193,11 @@ def laplace(u: Tensor, x: Tensor) -> Tensor:
 
 
 def snap_(values: Tensor, scale: Tensor) -> None:
-    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; scale
-    0 leaves them.
+    """Round values in place to multiples of 2^(floor(log2 scale) - GRID_BITS), ties to even; values
+    with scale 0 do not change.
 
-    Adding and subtracting 2^23 steps rounds float32 to a multiple of the step (float64: 2^52);
-    larger values are multiples already.
+    Adding and subtracting 2^23 steps (2^52 steps in float64) rounds a value to a multiple of the
+    step. Larger values are already multiples.
     """
     limit = ((scale.view(torch.int32) & 0x7F800000) + ((23 - GRID_BITS) << 23)).view(torch.float32)
     limit = torch.where(scale > 0, limit, 0.0).to(values.dtype)

@@ -102,7 +102,7 @@ def _factor_kernel(
     tl.store(moments + program, moment)
     norm = tl.sqrt_rn(moment) if POWER == 2 else moment
     limit = tl.load(clip + layer) * _SAFETY
-    # The divisor's floor only spares the branch that is not taken a division by zero.
+    # The floor of the divisor only avoids a division by zero in the branch that is not taken.
     factor = tl.where(norm > limit, tl.div_rn(limit, tl.maximum(norm, _LEAST_FACTOR)), 1.0)
     factor = tl.where((limit > 0) & (factor >= _LEAST_FACTOR), factor, 0.0)
     accepted = (norm < float("inf")) & (tl.load(nonfinite + client) == 0)
@@ -332,7 +332,7 @@ def accumulate(
             _as_signed(key[0]),
             _as_signed(key[1]),
             TILE=tile,
-            # Four elements are what one Philox call serves; wider accesses would part them from
+            # One Philox call serves four elements. Wider accesses would separate elements from
             # their noise.
             ALIGN=min(4, tiles.alignment),
             NOISE=noise is not None,

@@ -1,9 +1,9 @@
 """Noise in registers: Philox words to Gaussian or Laplace values (defined in
 `fedlgm.aggregation.kernels.philox`).
 
-Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each takes
-about fifteen instructions, whereas the device library's functions take thirty and branch, and they
-are the same on every GPU. Relative errors stay below 4e-7.
+Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each
+polynomial takes about fifteen instructions and is the same on every GPU. The functions of the
+device library take thirty instructions, and they branch. Relative errors stay below 4e-7.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -149,8 +149,8 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
 
 @triton.jit
 def snap(values, scale):
-    """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; scale 0 leaves
-    them.
+    """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; values with scale 0
+    do not change.
     """
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
     limit = tl.where(scale > 0, (exponent + _STEPS).to(tl.float32, bitcast=True), 0.0)

@@ -22,7 +22,8 @@ def report(
     """Report on what was read and on further settings.
 
     Args:
-        facts: what was read; None is not known. A further setting may not contradict it.
+        facts: what was read; None means that it is not known. A further setting may not contradict
+            it.
         settings: further settings.
         reading: verdicts on what could not be read.
         assumed: what the framework does by default, unless a fact or a further setting replaces it.
@@ -71,7 +72,7 @@ def attribute(thing: Any, name: str, owner: str) -> Any:
     """An attribute of an object.
 
     Raises:
-        ConfigError: the object has none of this name.
+        ConfigError: the object has no attribute of this name.
     """
     try:
         return getattr(thing, name)

@@ -124,7 +124,7 @@ def _local_mod(mod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flower_config(config: Any) -> dict[str, Any]:
-    """Settings of a `PrivacyConfig`; none of None."""
+    """Settings of a `PrivacyConfig`; no settings for None."""
     if config is None:
         return {}
     relation = _word(attribute(config, "neighboring_relation", "PrivacyConfig"))
@@ -156,7 +156,7 @@ def _word(value: Any) -> str:
 def _strategy(
     strategy: Any, adaptive: bool, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts of a privacy strategy around FedAvg, and what FedAvg does unless it is told otherwise."""
+    """Facts of a privacy strategy around FedAvg, and the default behaviour of FedAvg."""
     inner = getattr(strategy, "strategy", strategy)
     size = attribute(strategy, "num_sampled_clients", "the strategy")
     read: dict[str, Any] = {

@@ -22,8 +22,8 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     """Check the privacy filters of a client's configuration of NVFlare.
 
     Only filters for the results of the task "train" count, in their order. NVFlare's own filters
-    state no epsilon of a run. Of another filter, the arguments `noise_multiplier`, `clip` (or
-    `clipping_norm`, `max_grad_norm`) and `delta` are read, and its code is not.
+    state no epsilon of a run. Of any other filter, the arguments `noise_multiplier`, `clip` (or
+    `clipping_norm`, `max_grad_norm`) and `delta` are read, but not the code.
 
     Args:
         config: the content of `config_fed_client.json`, or of a job's configuration.
@@ -83,7 +83,9 @@ def _is_known(name: str) -> bool:
 
 
 def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any]) -> dict[str, Any]:
-    """The bound that holds where the noise is added: that of its filter, or of one before it."""
+    """The bound that holds where the noise is added: the bound of the filter that adds it, or of a
+    filter before it.
+    """
     bounds = [next((args[key] for key in _BOUNDS if key in args), None) for _, args in parts]
     place = next(index for index, (_, args) in enumerate(parts) if args is noise)
     before = [bound for bound in bounds[: place + 1] if bound is not None]

@@ -59,7 +59,7 @@ def opacus(
         }
         rates = [rate for _, rate, _ in history]
         if read["sampler"] == "poisson":
-            if len(set(rates)) > 1:  # a rate of its own in some steps: the loader shows the last
+            if len(set(rates)) > 1:  # some steps have their own rate: the loader shows the last one
                 read["sampling_rate"] = max(read["sampling_rate"], *rates)
             counted["sampling_rate"] = max(rates)
         if len(history) > 1:

@@ -33,8 +33,8 @@ def opacus_facts(
     Args:
         source: the script.
         call: its call of `make_private` or `make_private_with_epsilon`.
-        reading: verdicts, which are added to.
-        runs: whether repetitions are runs of their own, whose number is stated.
+        reading: verdicts, to which this function adds its own.
+        runs: whether repetitions are separate runs and their number is stated.
 
     Example:
         >>> source = Source("for _ in range(9): PrivacyEngine().make_private(noise_multiplier=1.0)")
@@ -92,7 +92,7 @@ def opacus_facts(
 
 def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
     """Settings of an engine of Opacus before 1.0, or of an optimizer that the script wraps itself.
-    Neither replaces the loader.
+    Neither of them replaces the loader.
     """
     words = source.words(call)
     facts = {key: words[name] for name, key in _ATTACHED.items() if name in words}
@@ -123,7 +123,7 @@ def _epochs(source: Source) -> int | None:
 
 
 def _targets(source: Source) -> Iterator[ast.expr]:
-    """Whatever the script assigns to."""
+    """Everything to which the script assigns a value."""
     for node in source.nodes(ast.Assign, ast.AugAssign, ast.AnnAssign):
         yield from node.targets if isinstance(node, ast.Assign) else [node.target]
 
@@ -213,7 +213,7 @@ def _check_objects(
         if inside or is_raw(optimizer, "optimizer"):
             reading.append(Verdict("broken", why, bound=False))
         elif call_name(source.expression(optimizer)) in _OPTIMIZERS:
-            # of a loss of its own, as of a generator, it may see no private data
+            # an optimizer with its own loss, such as a generator's, may see no private data
             loops = [node for node in source.around(step) if isinstance(node, ast.For)][:1]
             losses = [
                 node for node in source.named("backward") if {*source.around(node)} & {*loops}

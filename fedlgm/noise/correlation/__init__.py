@@ -5,8 +5,8 @@ and the noise stream.
     multiplier = s / (clip * c.sensitivity(min_separation=10))
     w = CorrelatedStream(c, size).next(z)  # noise of the next round, from independent z
 
-Its names need only NumPy and SciPy, except for the stream, which works on torch vectors and loads
-when it is first named.
+The names of this package need only NumPy and SciPy. The stream is the exception: it works on torch
+vectors, and it loads when it is first used.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "CorrelatedStream":  # which loads torch
+    if name == "CorrelatedStream":  # this name loads torch
         from fedlgm.noise.correlation.stream import CorrelatedStream
 
         return CorrelatedStream

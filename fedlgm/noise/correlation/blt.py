@@ -25,7 +25,7 @@ _LEAST = 2.0**-1000
 def coefficients(decays: np.ndarray, scales: np.ndarray, rounds: int) -> np.ndarray:
     """c_0 .. c_{T-1}, float64 [T]."""
     powers = decays ** np.arange(rounds - 1)[:, None]
-    rest = np.minimum.accumulate(powers @ scales)  # a product may be off by a rounding
+    rest = np.minimum.accumulate(powers @ scales)  # products have rounding errors
     return np.concatenate([[1.0], rest])
 
 
@@ -38,8 +38,8 @@ def optimal(
     Args:
         workload: workload of the error.
         rounds: T.
-        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, a third
-            nothing.
+        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, and a
+            third buffer gains nothing.
         separation: fewest rounds between a client's participations.
         most: most participations of a client.
         reduce: "mean" or "max" of the outputs' errors.
@@ -86,15 +86,15 @@ def optimal(
             best = result
     assert best is not None
     decays, (scales, _) = expit(best.x[:buffers]), _scales(best.x[buffers:])
-    # Buffers that the optimum has no use for end at the edge of what doubles hold.
+    # Buffers that the optimum does not need end at the limit of the range of doubles.
     decays, scales = np.clip(decays, _LEAST, 1 - 2.0**-53), np.maximum(scales, _LEAST)
     order = np.argsort(-decays)
     return decays[order], scales[order]
 
 
 def _scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positive scales with a sum below 1: a softmax beside a constant; and its Jacobian
-    (symmetric).
+    """Positive scales with a sum below 1, and their symmetric Jacobian. The scales are a softmax
+    with one further, constant entry.
     """
     largest = max(0.0, float(x.max()))
     raw = np.exp(x - largest)

@@ -31,13 +31,13 @@ MOST_ROUNDS = 1_000_000
 _MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
-# of coefficients: far from where their squares, or noise in float32, would overflow or vanish
+# largest coefficient: with it, neither squares of coefficients nor float32 noise overflow or vanish
 _LARGEST = 1e6
-_LOUDEST = 1e12  # noise of a round, in standard deviations of z: what is kept of it is float32
+_LOUDEST = 1e12  # noise of a round, in standard deviations of z; it is kept in float32
 
 
 class CorrelationRecord(TypedDict):
-    """JSON form of `Correlation`: its buffers, or else its coefficients."""
+    """JSON form of `Correlation`: its buffers, or its coefficients if it has no buffers."""
 
     name: str
     rounds: int
@@ -74,8 +74,8 @@ class Correlation:
         scales: scales of those buffers, positive, with a sum of at most 1.
 
     Raises:
-        ConfigError: coefficients are not finite, extreme or too many (more than T, or than 1e9 /
-            T), c_0 <= 0, or buffers are outside their ranges.
+        ConfigError: coefficients are not finite or are extreme, there are too many of them (more
+            than T, or more than 1e9 / T), c_0 <= 0, or buffers are outside their ranges.
     """
 
     name: str
@@ -227,7 +227,7 @@ class Correlation:
 
         If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
         the charges compose to the cost of the rounds released so far. The figure is 0 where a round
-        adds nothing. Arguments and errors are those of `sensitivity`.
+        adds nothing. Arguments and errors are as in `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):
@@ -376,8 +376,8 @@ class Correlation:
 
 
 def check_size(coefficients: int, rounds: int) -> None:
-    """Refuse more coefficients than can be accounted for, before they are optimised, which takes
-    longest.
+    """Refuse more coefficients than can be accounted for. This happens before they are optimised,
+    because the optimisation takes longest.
 
     Raises:
         ConfigError: there are too many.

@@ -56,7 +56,7 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
             rest[..., start : stop + 1] = _best_from_here(rest[..., start : stop + 1])
         return rest[..., 0]
     for _ in range(most):
-        # One more participation: at round i, and the best of the former from i + b on.
+        # With one more participation: one in round i, and the former best from round i + b on.
         longer = np.zeros_like(rest)
         longer[..., :rounds] = values + rest[..., separation:]
         rest = _best_from_here(longer)

@@ -40,8 +40,8 @@ def register(name: str, make: Strategy) -> None:
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
-            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
+        make: function (rounds, **options) -> `Correlation`. Of the options `workload`, `bands`,
+            `buffers` and `min_separation`, a run passes the ones that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -76,9 +76,10 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     Args:
         name: "identity" (independent noise); "square-root" (closed form, least largest error if
             every client takes part once); "banded" (optimal banded Toeplitz, the usual choice: take
-            as many bands as rounds between a client's participations, or as groups); "blt" (a few
-            buffers instead of `bands` - 1 vectors as state; no amplification); a registered name,
-            or your own strategy as "package.module:name" (see `register`).
+            as many bands as there are rounds between a client's participations, or as there are
+            groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
+            amplification); a registered name, or your own strategy as "package.module:name" (see
+            `register`).
         rounds: T >= 1, planned number of releases.
         options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a
             `Workload`) and reduce ("mean" or "max" over the outputs), which define the optimised
@@ -86,7 +87,8 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
             every client once), for which "blt" is optimised.
 
     Returns:
-        The correlation; coefficients have norm 1, except those of "blt", which begin with 1.
+        The correlation; coefficients have norm 1, except that the coefficients of "blt" begin with
+        1.
 
     Raises:
         ConfigError: a name or option is unknown, a value is outside its range, or a strategy of

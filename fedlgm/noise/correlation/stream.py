@@ -14,7 +14,8 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.correlation.correlation import Correlation
 
-# coordinates of a thread at a time, which stay in its cache; the bits do not depend on it
+# coordinates that a thread handles at a time; they fit its cache, and no bit depends on their
+# number
 _PIECE = 1 << 15
 
 
@@ -50,7 +51,7 @@ class CorrelatedStream:
         self.size = int(size)
         self.round = 0
         bands = correlation.bands
-        # On the CPU memory is taken row by row, when it is first written.
+        # On the CPU, memory is allocated row by row, when a row is first written.
         self._kept = torch.empty(
             (len(correlation.decays) if bands is None else bands - 1, self.size),
             dtype=torch.float64 if bands is None else torch.float32,
@@ -69,7 +70,8 @@ class CorrelatedStream:
 
         Raises:
             ConfigError: the vector has another shape, type or device.
-            PrivacyError: there would be more rounds than were planned, which no sensitivity covers.
+            PrivacyError: there would be more rounds than were planned, and the sensitivity does not
+                cover them.
         """
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(
@@ -106,7 +108,7 @@ class CorrelatedStream:
             rounds: number of finished rounds.
 
         Raises:
-            ConfigError: the stream is already further.
+            ConfigError: the stream is already past this round.
             PrivacyError: there would be more rounds than were planned.
         """
         if rounds < self.round:

@@ -25,9 +25,9 @@ _EXPLODED = 1e3  # logarithm of an error beyond the doubles' range
 def square_root(workload: Workload, bands: int) -> np.ndarray:
     """First coefficients of the square root of A, normalised, [bands].
 
-    1, 1/2, 3/8, 5/16, ... for prefix sums (Fichtenberger et al. 2022, arXiv 2202.11205); with
-    momentum beta and decay alpha sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024,
-    arXiv 2405.13763, Theorem 1).
+    For prefix sums they are 1, 1/2, 3/8, 5/16, ... (Fichtenberger et al. 2022, arXiv 2202.11205).
+    With momentum beta and decay alpha they are sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and
+    Lampert 2024, arXiv 2405.13763, Theorem 1).
     """
     j = np.arange(bands)
     root = np.cumprod(np.concatenate([[1.0], (2 * j[1:] - 1) / (2 * j[1:])]))
@@ -68,15 +68,15 @@ def _unit(c: np.ndarray) -> np.ndarray:
 
 
 def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Gradient with respect to c of a function of output = C^-1 a, given that with respect to the
-    output.
+    """Gradient with respect to c of a function of output = C^-1 a, given the gradient with respect
+    to the output.
     """
     solved = lfilter([1.0], c, gradient[::-1])[::-1]  # C^-T
     return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
 
 
 def output_weights(rounds: int, reduce: Reduce) -> np.ndarray:
-    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean, or the largest, squared
+    """Weights [T] of a Toeplitz matrix's squared coefficients in the mean (or the largest) squared
     norm of its rows.
     """
     return np.ones(rounds) if reduce == "max" else (rounds - np.arange(rounds)) / rounds

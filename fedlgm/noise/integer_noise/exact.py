@@ -27,7 +27,7 @@ def rejection_sample(size: int, candidates: Callable[[int], np.ndarray]) -> np.n
 
     Args:
         size: number of draws.
-        candidates: function from a number of proposals to the accepted ones.
+        candidates: function from a number of proposals to the accepted proposals.
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
@@ -99,7 +99,7 @@ def is_below_exp(
         context, exponent = Context(prec=digits), exactly(digits)
         ratio = context.divide(Decimal(exponent.numerator), Decimal(exponent.denominator))
         chance = Fraction(context.exp(ratio.copy_negate()))
-        # Error of exp(-g): that of g times exp(-g), and that of the last digit.
+        # Error of exp(-g): the error of g times exp(-g), plus the error of the last digit.
         off = (exponent + 2) * chance * Fraction(10) ** (2 - digits)
         if Fraction(leading + 1, 2**bits) <= chance - off:
             return True

@@ -88,7 +88,7 @@ class DiscreteGaussian(IntegerNoise):
         """Event of concentrated differential privacy 1 / (2 multiplier^2).
 
         By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2.
-        With a party's noise of at least 4 grid units tau is below 1e-60, which is less than the
+        If a party's noise has at least 4 grid units, tau is below 1e-60. This is less than the
         rounding of the figures.
         """
         from dp_accounting import dp_event
@@ -105,7 +105,9 @@ class DiscreteGaussian(IntegerNoise):
         l1: float,
         dimension: int,
     ) -> np.ndarray:
-        """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is each party's."""
+        """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is the deviation of
+        each party's noise.
+        """
         # The sum has variance n sigma^2; tau bounds how far its law is from one discrete Gaussian.
         total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)
         moved = l2 / total

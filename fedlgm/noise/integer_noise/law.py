@@ -16,8 +16,8 @@ class IntegerNoise(ABC):
 
     Attributes:
         name: name of the law in recipes and in `distributed_epsilon`.
-        words: name of the law in a guarantee's sentence. Empty for the default, since plans' texts
-            key their noise.
+        words: name of the law in a guarantee's sentence. Empty for the default law, because the
+            noise is keyed by the plan's text.
         least_deviation: least standard deviation of a node's noise, in grid units, for which the
             bounds are stated.
     """
@@ -41,7 +41,7 @@ class IntegerNoise(ABC):
 
     @abstractmethod
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """Cost of one sum whose noise has the parties' variances of `variance`.
+        """Cost of one sum in which each party's noise has the variance that `variance` returns.
 
         Args:
             multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a

@@ -117,14 +117,14 @@ def _stirling(k: np.ndarray) -> np.ndarray:
     large = np.maximum(k, _SMALL)
     square = 1 / (large * large)
     out = (1 / 12 - (1 / 360 - (1 / 1260 - square / 1680) * square) * square) / large
-    # The asymptotic series is not accurate for small k, whose errors are tabulated.
+    # The asymptotic series is not accurate for small k. Their errors are tabulated.
     small = k < _SMALL
     out[small] = _SMALL_ERRORS[k[small].astype(np.int64)]
     return out
 
 
 def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
-    """h(x), off by at most 10^-digits."""
+    """h(x), with an error of at most 10^-digits."""
     import mpmath
 
     with mpmath.workdps(digits + 40):  # the terms have up to 25 digits before the point
@@ -134,7 +134,8 @@ def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
 
 
 class Skellam(IntegerNoise):
-    """The law that sums keep: the sum of any number of parties' noise is exactly Skellam noise.
+    """The law that addition preserves: the sum of any number of parties' noise is exactly Skellam
+    noise.
 
     For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every
     whole order a >= 2 by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu). As d1 <= d2^2 for
@@ -177,8 +178,8 @@ class Skellam(IntegerNoise):
         l1: float,
         dimension: int,
     ) -> np.ndarray:
-        """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is that of the whole
-        sum.
+        """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is the deviation of
+        the whole sum's noise.
 
         The corollary is proven for whole orders. The same expression is used between them; there,
         too, the exact divergences of small cases lie below it

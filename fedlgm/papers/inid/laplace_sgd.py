@@ -1,9 +1,9 @@
 """SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's
 Table IV.
 
-Every layer of an example's gradient, or the whole of it, is clipped in l1 norm. Laplace noise of
+Every layer of an example's gradient, or the whole gradient, is clipped in l1 norm. Laplace noise of
 one scale per layer is added to the sum of a Poisson batch. The norms need every example's gradient,
-so a step takes longer than one of DP-SGD. Recipes and studies name it as
+so a step takes longer than a step of DP-SGD. Recipes and studies name it as
 `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
 
 Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.

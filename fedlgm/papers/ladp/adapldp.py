@@ -28,7 +28,7 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class AdapLDP(PaperBaseline):
-    """Every layer is clipped to C / sqrt(K); all get the same static noise."""
+    """Every layer is clipped to C / sqrt(K), and all layers get the same static noise."""
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
         """The same plan in every round."""

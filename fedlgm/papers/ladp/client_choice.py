@@ -1,7 +1,7 @@
 """LaDP-FL with the client's own selection and scores, in a sound form.
 
-As in the paper, every client selects layers of its own update and scores them. The strengths that
-it selects by are released first, with noise and for a share of the round's budget.
+As in the paper, every client selects layers of its own update and scores them. The strengths by
+which it selects are released first, with noise and for a share of the round's budget.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -38,12 +38,13 @@ class ClientLaDP(Bounded, PlansFromAnswers):
 
     The answer is each layer's share of the update's norm, a vector of norm 1
     (`fedlgm.planning.queries.LayerStrength`), with noise for `share` of the round's budget. A
-    client releases ceil(keep K) layers. P_j is the layer's noisy strength over the mean of those
-    selected, clipped to [score_floor, score_cap]. The noise of the layers is scaled so that it
-    takes exactly the rest of the budget, whatever the scores. It needs local trust.
+    client releases ceil(keep K) layers. P_j is the layer's noisy strength divided by the mean
+    strength of the selected layers, clipped to [score_floor, score_cap]. The noise of the layers is
+    scaled so that it takes exactly the rest of the budget, whatever the scores. The mechanism needs
+    local trust.
 
-    The divergence that the paper scores by is a second moment of a layer's change, for small
-    changes. The strength is its root, and has a bound without clipping.
+    For small changes, the divergence by which the paper scores is a second moment of a layer's
+    change. The strength is its root, and has a bound without clipping.
 
     Attributes:
         bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).

@@ -3,9 +3,8 @@ RECONSTRUCTION.
 
 Source: Zhang, Fay and Johansson, "Dynamic Privacy Allocation for Locally Differentially Private
 Federated Learning with Composite Objectives" (ICASSP 2024). Its abstract states the problem; its
-solution was not available and is derived here: where the error contracts as e_(t+1) <= g e_t +
-const sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is
-least at
+solution was not available and is derived here. If the error contracts as e_(t+1) <= g e_t + const
+sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is least at
 
     sigma_t^2 proportional to g^(-(T-1-t) / 2).
 
@@ -29,8 +28,8 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     The allocation is optimal for unsampled Gaussian noise (one zCDP budget); under Poisson sampling
     it is the same schedule, scaled to the accountant's total.
 
-    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds that of Full
-    DP by 26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
+    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds Full DP's by
+    26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
     """
 
     reason = (

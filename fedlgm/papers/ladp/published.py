@@ -49,8 +49,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
         threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.
         score_cap: B > 0.
         estimate: False is the paper's ablation: every selected layer's score is B.
-        batch_share: q in the paper's claim q T epsilon, which is batch size over number of local
-            examples; the paper has 50 / 500.
+        batch_share: q in the paper's claim q T epsilon: batch size over number of local examples;
+            the paper has 50 / 500.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -90,8 +90,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
             np.full(len(layers), self._half_sensitivity(facts) * facts.noise_multiplier),
             facts,
             Guarantee("none", reason),
-            # A participation costs q epsilon: added up over T participations it is the paper's q T
-            # epsilon.
+            # A participation costs q epsilon. Over T participations, this adds up to the paper's q
+            # T epsilon.
             claim={"epsilon": self.batch_share * epsilon},
         )
 

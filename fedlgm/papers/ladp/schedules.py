@@ -42,7 +42,8 @@ class PaperBaseline(Bounded):
         bound: l2 bound C of one client's update; under calibration = "matched" it follows from the
             local training (half of the paper's Delta_f = 2 eta E G_c) and this option is not used.
         calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the
-            paper's frame; local trust; the recipe's epsilon and delta are those of one release).
+            paper's frame; local trust; the recipe's epsilon and delta are the budget of one
+            release).
         constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or
             "classical".
         batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; 50 /
@@ -86,8 +87,8 @@ class PaperBaseline(Bounded):
         return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
 
     def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
-        """The paper's charge q epsilon_t for a participation whose noise is `noise` times that of
-        the first round.
+        """The paper's charge q epsilon_t for a participation whose noise is `noise` times the noise
+        of the first round.
         """
         if self.calibration == "equal-total":
             return None
@@ -170,8 +171,8 @@ class ScheduledGaussian(PaperBaseline):
 
 
 def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
-    """A schedule of at most `levels` equally long steps that spends as much zCDP in each step,
-    least noise 1.
+    """A schedule of at most `levels` equally long steps that spends the same zCDP as `schedule` in
+    each step. Its least noise is 1.
 
     Args:
         schedule: positive noise levels, [rounds].

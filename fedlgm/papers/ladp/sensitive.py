@@ -43,8 +43,8 @@ class SensitiveDP(PaperBaseline):
         clip = self._sensitivities(layers, facts, transcript)
         joint = math.sqrt(len(layers))
         if self.calibration == "matched":
-            # The paper's frame noises every layer as if it were released alone; the event counts
-            # all K of them.
+            # The paper's frame noises every layer as if it were released alone, and the event
+            # counts all K layers.
             joint = 1.0
         reason = "a reconstruction of Sensitive DP: layers are bounded and noised by norms of released updates"
         sigma = facts.noise_multiplier * joint * clip

@@ -20,8 +20,8 @@ class TimeVaryingDP(ScheduledGaussian):
     """sigma_t = sigma_1 theta^(t - 1) on the whole update.
 
     sigma_T / sigma_1 = exp(-0.847) = 0.43 matches the LaDP-FL paper's statement that this
-    mechanism's naive epsilon exceeds that of Full DP by 57.3 %; the noise totals that the paper
-    prints imply other ratios.
+    mechanism's naive epsilon exceeds Full DP's by 57.3 %. The noise totals that the paper prints
+    imply other ratios.
     """
 
     reason = "a reconstruction of Time-Varying DP: the whole update is bounded, then noised by a public schedule"

@@ -1,6 +1,6 @@
 """Example-level privacy: sums of clipped per-example gradients.
 
-Names load when they are first used: runs that protect clients need none of the engine.
+Names load when they are first used, because runs that protect clients do not need the engine.
 """
 
 import lazy_loader

@@ -27,9 +27,9 @@ def bounded_updates(
     queries.
 
     Args:
-        batches: scaled sums, of which a single one's sign is changed in place, and the norms used
-            for scaling.
-        scaling: the scaling, from `one_by_one` if it is a user's.
+        batches: scaled sums and the norms used for scaling. The sign of a single sum is changed in
+            place.
+        scaling: the scaling; a user's scaling comes from `one_by_one`.
         plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the
             query's bound.
     """

@@ -116,12 +116,12 @@ def train(
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
-        continue_ledger: whether the ledger may hold steps of earlier trainings, whose cost then
-            adds up.
+        continue_ledger: whether the ledger may hold steps of earlier trainings. The costs of all
+            trainings then add up.
 
     Raises:
-        LedgerError: another training is charging the ledger; or it holds steps of an earlier one,
-            and `continue_ledger` is not set.
+        LedgerError: another training is charging the ledger; or the ledger holds steps of an
+            earlier training, and `continue_ledger` is not set.
         ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and
             central trust; the population is not the number of examples; or the module has no
             per-example gradients.
@@ -141,8 +141,8 @@ def train(
             f"the facts count {facts.sampling.population} examples, but the data have {len(y)}"
         )
     keys = KeyRing.from_seed(None) if keys is None else keys
-    # Also of the ledger: sampling amplifies a training on one ledger only by other draws than those
-    # on another.
+    # The draws also depend on the ledger: sampling amplifies trainings on two ledgers only if their
+    # draws differ.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
     if facts.delta is None:
         raise ConfigError(
@@ -161,23 +161,24 @@ def train(
             plan = method.plan(transcript)
             drawn = batches
             if keys.secret:
-                # A step at other weights or by another plan is another release, which sampling
-                # amplifies by its own draws.
+                # A step at other weights or by another plan is another release. Sampling amplifies
+                # it by separate draws.
                 weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
                 drawn = batches.derive(weights, plan.to_json().encode())
             rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
-            # a published variant, whose plan is charged as not private
+            # a published variant; its plan is charged as not private
             if isinstance(mechanism, UsesPrivateNorms):
                 plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
             total = BoundedSum.empty(plan)
             total.add(trainer.sum(x, y, rows, plan))
-            # Named by what it releases, also where a public seed gives every training the same
-            # noise: another training on the same ledger is charged, the same one made again is not.
+            # The noise is named by what the step releases, even if a public seed gives every
+            # training the same noise. Another training on the same ledger is then charged, and a
+            # repetition of the same training is not.
             key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
             event = plan.event
             if keys.secret:
-                # A training with another loss draws the same first batch, which amplifies one
-                # release alone.
+                # A training with another loss draws the same first batch, and a batch amplifies
+                # only one release.
                 key += (batch := f" of batch {fingerprint(drawn, step)}")
                 if key != next(
                     (entry for entry in ledger.keys_of(step) if entry.endswith(batch)), key

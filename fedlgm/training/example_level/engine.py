@@ -38,10 +38,13 @@ from fedlgm.training.stack.tape import Memory
 from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
-"""Largest activation of a micro-batch, as a target: larger tensors are mapped anew every time."""
+"""Target for the largest activation of a micro-batch. The system maps larger tensors anew every
+time.
+"""
 PASS_BYTES = 320 << 20
-"""Size of the inputs and outputs of all layers in a micro-batch, as a target; half of it if sums
-must also be kept."""
+"""Target for the size of the inputs and outputs of all layers in a micro-batch; half of it if sums
+must also be kept.
+"""
 STORED_BYTES = 128 << 20
 """Size of a micro-batch's per-example gradients that may be kept at a time."""
 _KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
@@ -119,8 +122,8 @@ class ExampleGradients:
             activations. It affects only rounding.
         exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples
             differ in one example, their difference then exceeds this example's contribution by at
-            most n^2 2^-52 bounds; in float32 by up to n^2 2^-23. Gradients themselves stay in the
-            precision of the parameters.
+            most n^2 2^-52 bounds; in float32 by up to n^2 2^-23 bounds. Gradients themselves stay
+            in the precision of the parameters.
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
@@ -267,7 +270,9 @@ class ExampleGradients:
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
-        """Collect the outermost modules whose gradients are known, or are found generically."""
+        """Collect the outermost modules whose gradients follow from a rule or are found
+        generically.
+        """
         parameters = [
             value for value in module.parameters(recurse=False) if id(value) in self._places
         ]
@@ -337,8 +342,8 @@ class ExampleGradients:
 
     @contextmanager
     def _replace_forward(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
-        """The module with the sites' forward passes replaced by `call(site, *arguments)`, and its
-        own attributes.
+        """The module, in which `call(site, *arguments)` replaces the sites' forward passes, with
+        its own attributes.
         """
         replaced = {site.module: _bind(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
@@ -496,7 +501,7 @@ def _refuse_batch_norm(module: nn.Module) -> None:
     for name, child in module.named_modules():
         batch = isinstance(child, nn.modules.batchnorm._BatchNorm)
         running = getattr(child, "running_mean", None) is not None
-        # Without running statistics BatchNorm takes those of the batch in every mode.
+        # Without running statistics, BatchNorm uses the statistics of the batch in every mode.
         if (running and child.training and not isinstance(child, Frozen)) or (
             batch and not running
         ):

@@ -187,7 +187,9 @@ class GenericSite:
     def _find_axes(
         self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
     ) -> Sequence[int]:
-        """The examples' dimension in each output, which grows with the number of examples."""
+        """The examples' dimension in each output: the dimension that grows with the number of
+        examples.
+        """
         if self._axes is None:
             shapes = []
             with torch.no_grad(), fork_rng(None):
@@ -234,10 +236,10 @@ class GenericSite:
 
 
 class _Direct(nn.Module):
-    """A module's own `forward` without its hooks, which run around the call that leads here.
+    """A module's own `forward` without its hooks. The hooks run around the call that leads here.
 
     Args:
-        module: the module; its `forward` may be the class's or one that replaced it.
+        module: the module; its `forward` may be the method of the class or a replacement.
     """
 
     def __init__(self, module: nn.Module) -> None:

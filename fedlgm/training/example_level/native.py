@@ -92,7 +92,7 @@ class NativeExampleGradients:
         sums, parts, discarded = examples.sums(), [], 0
         for block in [(x, y)] if rows <= most else zip(x.split(most), y.split(most), strict=True):
             amounts = examples.measure(*block, program.loss, self._weights, order)
-            # NumPy's root is rounded correctly; PyTorch may call MKL, whose bits depend on the
+            # NumPy's root is rounded correctly. PyTorch may call MKL, and MKL's bits depend on the
             # processor.
             norms = torch.from_numpy(np.sqrt(amounts.numpy())) if order == 2 else amounts
             if all_finite(norms):

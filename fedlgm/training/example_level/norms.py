@@ -64,8 +64,8 @@ _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 
 
 def norm_of(scaling: Any) -> Norm:
-    """The norm that a scaling bounds: its attribute `norm` (of a user's class only the order
-    counts), or l2.
+    """The norm that a scaling bounds: its attribute `norm`, or l2. For a user's class only the
+    order of the norm counts.
     """
     norm: Norm | None = getattr(scaling, "norm", None)
     if norm is None:

@@ -28,11 +28,11 @@ def clipped_sum(
 ) -> tuple[Tensor, Tensor]:
     """Sum over examples of clipped gradients, and the per-example norms of every layer.
 
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||), with
-    "flat" the whole gradient by min(1, C / ||g_i||). A factor below 1 is reduced by 2^-19, so that
-    rounding carries no contribution above its bound. One example's contribution has an l2 norm of
-    at most sqrt(sum_j c_j^2), or C, which is the sensitivity of the sum under add-or-remove-one
-    example.
+    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||). With
+    "flat" the whole gradient is multiplied by min(1, C / ||g_i||). A factor below 1 is reduced by
+    2^-19, so that rounding raises no contribution above its bound. One example's contribution has
+    an l2 norm of at most sqrt(sum_j c_j^2), or C. This bound is the sensitivity of the sum under
+    add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence

@@ -105,8 +105,8 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site; one with a rule takes its inputs joined, and returns what the
-        rule's `forward` does.
+        """Forward pass of a site. A site with a rule takes its inputs joined, and returns what the
+        rule's `forward` returns.
 
         Raises:
             ConfigError: the call is part of the backward pass, or the first dimension is not the
@@ -263,7 +263,7 @@ class _PerLayer:
 
 
 def call_without_graph(site: Site | GenericSite, *arguments: Any, **named: Any) -> Any:
-    """As `Pass.call`, not recorded by autograd."""
+    """Like `Pass.call`, but not recorded by autograd."""
     if isinstance(site, GenericSite):
         return type(site.module).forward(site.module, *arguments, **named)
     return site.rule.forward(site.rule.prepare(*arguments))[0]

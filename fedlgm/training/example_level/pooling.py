@@ -58,7 +58,7 @@ def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) ->
     """Write the gradient of each pair to the greater element, in `routed`, which is like `x`."""
     first, second = pairs_of(x, axis, step)
     to_first, to_second = pairs_of(routed, axis, step)
-    # The kernel of a threshold is one pass: the gradient where the second is greater.
+    # The kernel of a threshold needs one pass: it keeps the gradient where the second is greater.
     greater = torch.ops.aten.threshold_backward(gradient, second - first, 0)
     if step == 1 or x.shape[axis] % 2:
         routed.narrow(axis, x.shape[axis] - 1, 1).zero_()  # the first of no pair

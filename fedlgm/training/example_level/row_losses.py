@@ -18,9 +18,9 @@ from fedlgm.training.tasks.task import ExampleLosses
 class RowLosses:
     """A task's losses, called as `losses(outputs, y)`.
 
-    A bundled task gets the whole batch. A user's gets one row, under `torch.func.vmap` or, if its
-    losses do not run there, in a loop. Each call has a fresh copy of the task, so nothing that one
-    call keeps reaches the next.
+    A bundled task gets the whole batch. A user's task gets one row, under `torch.func.vmap` or, if
+    its losses do not run there, in a loop. Each call has a fresh copy of the task, so nothing that
+    one call keeps reaches the next.
 
     Args:
         task: the task.

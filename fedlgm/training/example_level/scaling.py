@@ -22,9 +22,10 @@ from fedlgm.extension.per_row import rows_apart
 from fedlgm.planning.clipping import Scaling as Scaling
 
 SAFETY = 1 - 2.0**-19
-"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then carries none
-above its bound, and float64 sums of up to 2^15 of them (n^2 2^-52 of the bound, 2^-22) move by no
-more than the bound."""
+"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then raises no
+gradient above its bound. With the rounding of float64 sums of up to 2^15 gradients (n^2 2^-52 of
+the bound, 2^-22), a sum still moves by no more than the bound.
+"""
 LEAST_BOUND = 2.0**-36
 """Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only
 above 5e-15."""
@@ -39,8 +40,8 @@ class _OneByOne:
     """A user's scaling, called with one example at a time; factors that exceed its own bounds are
     cut to them.
 
-    Its bounds are read once: otherwise they could be others where factors are cut than where the
-    plan checks them.
+    Its bounds are read once. Otherwise the factors could be cut to other bounds than those that the
+    plan checks.
     """
 
     def __init__(self, scaling: Scaling) -> None:
@@ -102,7 +103,8 @@ def one_by_one(scaling: Scaling) -> Scaling:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, c / norm), times 1 - 2^-19 if it clips; 1 for an infinite bound, 0 for a bound of 0.
+    """min(1, c / norm), times 1 - 2^-19 if this is below 1; 1 for an infinite bound, 0 for a bound
+    of 0.
 
     This function is for gradients of examples, in tensors on any device. For clients' updates see
     `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
@@ -120,7 +122,7 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         and norms.dtype == torch.float64
         and 0 < SAFETY * bound < math.inf
     ):
-        # the same in two operations, which NumPy makes of a few numbers in a third of the time
+        # the same in two operations, which NumPy computes for a few numbers in a third of the time
         limit = SAFETY * bound
         if norms.device.type == "cpu":
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
@@ -190,7 +192,7 @@ class PerLayerClip(Scaling):
         """Column `layer` of the factors, for norms [n] of that layer.
 
         A layer's factor depends on its own norm alone, so its gradients are scaled and added during
-        the backward pass; those of other scalings wait for its end.
+        the backward pass. The gradients of other scalings wait for the end of the pass.
         """
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
@@ -217,7 +219,7 @@ class _Whole(Scaling):
 
     @override
     def factors(self, norms: Tensor) -> Tensor:
-        if norms.shape[1] == 1:  # the only layer's norm is that of the whole, to the bit
+        if norms.shape[1] == 1:  # the only layer's norm is the norm of the whole, to the bit
             return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
@@ -299,9 +301,9 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The factor multiplies the gradient itself, which is missing in the LM-DP-SGD paper's copy of the
-    formula. The norm of the result stays below C. Small gradients keep the weight C instead of the
-    1 / gamma of Auto-S.
+    The factor multiplies the gradient itself. This gradient is missing in the LM-DP-SGD paper's
+    copy of the formula. The norm of the result stays below C. Small gradients keep the weight C
+    instead of the 1 / gamma of Auto-S.
 
     Attributes:
         clip: C.

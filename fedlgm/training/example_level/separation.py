@@ -35,7 +35,8 @@ from fedlgm.training.models.built import is_altered
 
 Call = Callable[..., Any]
 """Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
-with a rule takes its inputs joined, and returns what the rule's `forward` does."""
+with a rule takes its inputs joined, and returns what the rule's `forward` returns.
+"""
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
 """Context in which layers are computed by a `Call`, and pools by this package's functions if the
 flag is set."""
@@ -44,7 +45,7 @@ TRIED_ROWS = (
     "conditional on the model treating the rows of a batch independently, which a trial on a few "
     "examples supports: the model does not run under torch.func.vmap"
 )
-"""Condition of guarantees whose rows only a trial has found to be apart."""
+"""Condition of guarantees if only a trial has found that rows are apart."""
 
 _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     *RULES.keys() - {nn.LSTM, nn.GRU}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
@@ -58,7 +59,7 @@ alone."""
 _ROW_WISE_NAMES = frozenset(
     ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
 )
-"""The same of a package that is not imported here, by module and name."""
+"""Such types of a package that is not imported here, by module and name."""
 
 
 class Separation(Protocol):
@@ -89,7 +90,7 @@ def separate(
 
     Raises:
         ConfigError: a known layer would read the rows of such inputs as one example, or fails on
-            one, as GroupNorm does with one value per group.
+            one row, as GroupNorm does with one value per group.
 
     Example:
         >>> from contextlib import nullcontext

@@ -2,7 +2,7 @@
 
 For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much
 as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the bits are
-the same. The few float64 numbers of every example are NumPy's, whose calls cost a third of
+the same. NumPy computes the few float64 numbers of every example, because its calls cost a third of
 PyTorch's.
 """
 
@@ -72,7 +72,8 @@ class StackPass:
         Args:
             module: its parameters are read in place.
             sites: the sites of its layers.
-            task: owns the losses; a user's may depend on parameters outside the layers.
+            task: owns the losses; the losses of a user's task may depend on parameters outside the
+                layers.
         """
         if not is_plain_stack(module):
             return None
@@ -96,8 +97,8 @@ class StackPass:
         return cls(layers, flattens, task) if layers else None
 
     def takes(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> bool:
-        """Whether the inputs have one row per example, and the layers' gradients wait for the norm
-        of all.
+        """Whether the inputs have one row per example and the layers' gradients wait for the norm
+        of the whole gradient.
         """
         rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
         return rows and not isinstance(scaling, PerLayerClip) and norm_of(scaling).fused
@@ -142,7 +143,7 @@ class StackPass:
         gradients: list[Tensor] = []
         for site, activation, _ in self._layers:
             inputs.insert(0, x)
-            # PyTorch's way to an attribute takes as long as some of the arithmetic
+            # PyTorch's look-up of an attribute takes as long as some of the arithmetic
             parameters = site.module._parameters
             x = functional.linear(x, parameters["weight"], parameters["bias"])
             x = x if activation is None else activation(x)

@@ -55,8 +55,8 @@ class ExampleTrainer:
         device: device of the training.
         task: losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
-        native: whether the compiled kernel sums (`NativeExampleGradients`), which knows plain
-            stacks of layers.
+        native: whether the compiled kernel computes the sums (`NativeExampleGradients`); it knows
+            plain stacks of layers.
 
     Raises:
         ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or
@@ -103,7 +103,7 @@ class ExampleTrainer:
             )
         self._tried = self._sums = 0
         self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
-        # not the run's: what a run draws does not depend on when it is tried
+        # not the run's ring, so that a run's draws do not depend on its trials
         self._random = random.Random()
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
@@ -183,16 +183,16 @@ class ExampleTrainer:
         )
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Test model and task in the first sum. Test a model with a condition also in the n-th with
-        probability 1/n.
+        """Test model and task in the first sum. A model with a condition is also tested in the n-th
+        sum with probability 1/n.
         """
         self._sums += 1
-        examples = y.shape[0]  # of small tensors, `len` takes as long as arithmetic
-        if self._tried < min(examples, 2):  # one example shows less than two
+        examples = y.shape[0]  # for small tensors, `len` takes as long as arithmetic
+        if self._tried < min(examples, 2):  # one example shows less than two examples
             self._tried = min(examples, TRIED)
             rows = torch.linspace(
                 0, examples - 1, self._tried
-            ).long()  # of all data: they may be sorted by class
+            ).long()  # from all data, which may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
@@ -252,9 +252,9 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
     """Ring of the batches drawn from data with this digest.
 
-    For a secret ring the result depends on the data: repeating a step with other data is another
-    release, whose batch must be drawn independently for sampling to amplify it. The ring of a
-    public seed is unchanged.
+    For a secret ring the result depends on the data: a repetition of a step with other data is
+    another release. Its batch must be drawn independently, so that sampling amplifies it. The ring
+    of a public seed is unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -318,8 +318,8 @@ def local_steps(
     this function; docs/how-to/example-level.md has a run.
 
     The clients take each step one after another, and each client's result is the same as if it were
-    computed alone. A step consists of many small operations, which cost half as much if they are
-    repeated directly.
+    computed alone. A step consists of many small operations. They cost half as much if the same
+    operation follows directly for the next client.
 
     Args:
         trainer: trainer for the plan's layers.

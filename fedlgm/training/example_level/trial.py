@@ -32,16 +32,19 @@ from fedlgm.wording import prefix_key
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
-"""Size of a trial's batch, in which the examples are repeated, to show dependences that small
-batches do not show."""
+"""Size of a trial's batch. The examples are repeated in it, to show dependences that small batches
+do not show.
+"""
 _TOLERANCE = 1e-2
-"""Difference that rounding can make, relative to a gradient's length, since a unit near its kink
-may change sides. Batches that influence gradients change them far more."""
+"""Difference that rounding can make, relative to a gradient's length, because a unit near its kink
+may change sides. Batches that influence gradients change them far more.
+"""
 _NEARBY = (1e-3, 1e-2)
 """Factors of the perturbations at which gradients that differ are compared again."""
 _LARGEST = 1e4
-"""Limit of examples' values; a trial replaces larger ones with 0, so that none stops the run of a
-correct model. It is also the factor by which hostile rows are longer."""
+"""Limit of examples' values; a trial replaces larger values with 0, so that no value stops the run
+of a correct model. It is also the factor by which hostile rows are longer.
+"""
 _MANY, _MANY_BYTES = 512, 4 << 20
 """Size of the largest batch, unless its inputs would take more than so many bytes."""
 _LEAST = 2.0**-30
@@ -91,7 +94,7 @@ def try_examples(
     gradients = _gradients(module, layers, task)
     with fork_rng(0, y.device), keep_modes(module):
         with prefix_key("model"):
-            gradients.condition(x)  # it names inputs without a dimension for the example
+            gradients.condition(x)  # the error names inputs without a dimension for the example
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)
@@ -155,8 +158,8 @@ def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> Ex
 
 
 def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
-    """Refuse a model whose outputs for a row depend on other rows: with a condition also many and
-    hostile ones.
+    """Refuse a model whose outputs for a row depend on other rows. If the model has a condition,
+    many and hostile rows are tried, too.
     """
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
@@ -192,7 +195,7 @@ def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
 
 
 class _Gradients:
-    """The engine's clipped gradients beside those of autograd, one example at a time.
+    """The engine's clipped gradients beside autograd's gradients, one example at a time.
 
     Args:
         engine: the engine's gradients.
@@ -207,10 +210,11 @@ class _Gradients:
         self._engine, self._module, self._layers, self._task = engine, module, layers, task
 
     def compare(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a model or task whose sum for a batch is not that of autograd's clipped gradients.
+        """Refuse a model or task if the engine's sum for a batch is not the sum of autograd's
+        clipped gradients.
 
-        Rounding can move a unit across its kink at some weights, so what differs is compared again
-        at weights nearby.
+        Rounding can move a unit across its kink at some weights, so gradients that differ are
+        compared again at weights nearby.
         """
         problem = self._problem(x, y)
         for factor in _NEARBY:

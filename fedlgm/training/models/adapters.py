@@ -23,8 +23,8 @@ Style = Literal["both", "ffa"]
 class LowRank(nn.Module):
     """A linear layer W x + b with a trained low-rank addition: W x + b + (alpha / r) B A x.
 
-    A [r, in] begins at random, B [out, r] at zero, so the layer is unchanged at first. Source: Hu
-    et al., 4.1.
+    A [r, in] begins at random and B [out, r] begins at zero, so the layer is unchanged at first.
+    Source: Hu et al., 4.1.
 
     Args:
         base: the layer; it is frozen.

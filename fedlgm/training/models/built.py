@@ -57,7 +57,7 @@ class Built:
             self.renew()
 
     def check(self) -> None:
-        """Refuse a model that has changed since.
+        """Refuse a model that has changed since then.
 
         Clients' steps call this method, so it examines each known module and its children, without
         a new walk.
@@ -108,8 +108,8 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 
 def is_altered(module: nn.Module) -> bool:
     """Whether more than a module's class decides what the module computes: hooks of the module, of
-    its parameters or of all modules; a replaced method, such as `forward` or what it calls; or a
-    tensor of a type of its own, or in place of a parameter.
+    its parameters or of all modules; a replaced method, such as `forward` or what it calls; a
+    tensor of a subclass; or a tensor in place of a parameter.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -134,7 +134,8 @@ def is_altered(module: nn.Module) -> bool:
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:
-    """Refuse hooks on gradients that trainers of many clients or examples at once would not run.
+    """Refuse hooks on gradients, because trainers of many clients or examples at once would not run
+    them.
 
     Raises:
         ConfigError: the message names the parameter or the module.

@@ -118,7 +118,7 @@ def cnn_small(
     Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC
     classes: 94,538 parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
-    The paper gives no layers, but it gives the norms of the noise of Full DP, which has one
+    The paper gives no layers, but it gives the norms of the noise of Full DP. This noise has one
     standard deviation for all parameters of all models. The squared ratio of a CNN's norm to a
     ResNet-18's is therefore the ratio of their sizes. Table VII then implies, at four budgets each,
     79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to 108,721 on CIFAR-100 (mean
@@ -158,7 +158,7 @@ def _with_head(
 ) -> nn.Module:
     """Append flatten, FC `hidden`, activation and FC `classes` to convolutional features."""
     try:
-        with torch.no_grad(), torch_threads(1):  # a second thread starts more slowly than this
+        with torch.no_grad(), torch_threads(1):  # a second thread would start more slowly than this
             flat = nn.Sequential(features)(torch.zeros(1, *in_shape)).numel()
     except RuntimeError as error:
         raise ConfigError(

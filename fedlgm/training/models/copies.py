@@ -24,7 +24,8 @@ def copy_model(module: M) -> M:
 
     Raises:
         ConfigError: an attribute cannot be copied, the copy would still use a part of the original,
-            or parameters share memory, which copies do not share. The message names the attribute.
+            or parameters share memory, because their copies would not share it. The message names
+            the attribute.
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
@@ -51,7 +52,7 @@ def copy_model(module: M) -> M:
 def require_own_storage(module: nn.Module) -> None:
     """Refuse two parameters, or a parameter and another tensor of the model, in the same memory.
 
-    One parameter under two names is no such pair.
+    One parameter under two names is allowed.
 
     Raises:
         ConfigError: the message names both.
@@ -93,8 +94,8 @@ def require_own_storage(module: nn.Module) -> None:
 
 @drawing()
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose copies do not follow their own weights, by outputs and gradients after a
-    change of weights.
+    """Refuse a model whose copies do not follow their own weights. Outputs and gradients after a
+    change of weights show this.
 
     One thread at a time changes weights or copies a model, so that threads may share one.
 

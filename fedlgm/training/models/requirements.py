@@ -1,7 +1,7 @@
 """Requirements on a model for private and reproducible training.
 
-A model must keep nothing between clients, because state from one client would reach the next one's
-update. Constant buffers (a causal mask, position codes) are allowed.
+A model must keep nothing between clients, because state from one client would reach the next
+client's update. Constant buffers (a causal mask, position codes) are allowed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ADVICE = (
 
 
 class Frozen:
-    """BatchNorm with constant statistics, in every mode: an example's output does not depend on the
-    others.
+    """BatchNorm with constant statistics in every mode, so that an example's output does not depend
+    on the other examples.
     """
 
     def forward(self: Any, input: Tensor) -> Tensor:
@@ -60,8 +60,8 @@ _FROZEN: dict[type, type] = {
 
 
 def freeze_norms_(module: nn.Module) -> None:
-    """Make constants of the statistics of BatchNorm layers that the user keeps in evaluation mode,
-    in place.
+    """Make the statistics of BatchNorm layers constant, in place, if the user keeps these layers in
+    evaluation mode.
 
     These are the layers that are in evaluation mode although the model is in training mode, or that
     stay in it when the model's own `train` is called. Their class changes, so no training can put
@@ -216,8 +216,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     """Refuse a module that keeps state between calls, or draws random numbers that a run could not
     draw again.
 
-    State from one client would reach the next one's update and so the sum, beyond every bound. Of
-    all random numbers, only PyTorch's in training (dropout) are seeded for every client and round.
+    State from one client would reach the next client's update, and so the sum, beyond every bound.
+    Only PyTorch's random numbers in training (dropout) are seeded for every client and round.
 
     Args:
         module: called in both modes; its mode is restored.
@@ -251,7 +251,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         (outputs[1], after[3]),
     )
     for first, again in pairs:
-        # Sums may be added up in another order; what is remembered or drawn shows well above that.
+        # Sums may be added up in another order. The effect of remembered or drawn values is well
+        # above this rounding.
         if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
@@ -266,9 +267,9 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
     """Refuse a module with parameters whose gradients training does not see.
 
-    Training asks for the gradients of named parameters. Activation checkpointing of the older kind
-    computes them out of sight, in a backward pass of its own, so that its layers would stay as they
-    are and get noise alone.
+    Training asks for the gradients of named parameters. The older kind of activation checkpointing
+    computes these gradients in a separate backward pass, which training does not see. Its layers
+    would stay as they are and get only noise.
 
     Args:
         module: the module, whose `grad` attributes are changed.
@@ -305,8 +306,8 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
 
 
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
-    """Refuse a module that draws at random in training: an example's gradient would depend on its
-    batch.
+    """Refuse a module that draws at random in training, because an example's gradient would depend
+    on its batch.
 
     Args:
         module: its mode is restored.

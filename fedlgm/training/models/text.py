@@ -1,9 +1,9 @@
 """Small models of text: tokens int64 [n, length] to logits of the next token [n, length,
 vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients. It
-has no rule for the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and would train
-one client after another.
+Both are written in plain tensor operations, so that `torch.func` can stack them over clients.
+`torch.func` has no rule for the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and
+would train one client after another.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def transformer(
     return TransformerText(classes, in_shape[0], width, heads, layers)
 
 
-_MOST = {"layers": 1000}  # of objects to make, before any of them has been
+_MOST = {"layers": 1000}  # objects to make; checked before the first one is made
 
 
 def _require_counts(**values: int) -> None:

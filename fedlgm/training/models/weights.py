@@ -84,7 +84,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
 
 
 def digest_of_file(file: Path | str) -> str:
-    """SHA-256 of a file's bytes; for a pattern such as "sites/*.csv", of the SHA-256 of each file.
+    """SHA-256 of a file's bytes; for a pattern such as "sites/*.csv", the SHA-256 of the digests of
+    all its files.
 
     Raises:
         ConfigError: the file cannot be read.

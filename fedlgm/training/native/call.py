@@ -126,7 +126,7 @@ class Examples:
             model: parameters [D].
             order: 1 for absolute values, 2 for squares.
         """
-        rows = x.shape[0]  # `len` of a tensor takes as long as arithmetic
+        rows = x.shape[0]  # the `len` of a tensor takes as long as arithmetic
         assert rows == y.shape[0] <= self._most
         assert x.is_contiguous()
         assert y.is_contiguous()
@@ -159,7 +159,7 @@ class Examples:
         """
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
-        # their memory is laid out by the number of rows
+        # the number of rows determines the layout of the memory
         assert factors.shape == (self._measured, self._width)
         assert sums.shape == (self._size,)
         self._library.fedlgm_add(
@@ -187,7 +187,9 @@ class Examples:
 
 
 def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
-    """Number of packed parameters, and number of values that are kept of one example's gradient."""
+    """Number of packed parameters, and number of values that are kept for one example's
+    gradient.
+    """
     pair = (ctypes.c_int64 * 2)()
     library.fedlgm_sizes(ops.data_ptr(), len(ops), pair)
     return pair[0], pair[1]

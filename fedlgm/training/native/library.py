@@ -2,11 +2,11 @@
 on disk; a wheel for one platform brings it along.
 
 The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name is derived from its
-source and flags, and its length and SHA-256 are stored beside it. A damaged file would end the
-process when it is loaded, so the kernel is compiled again instead. Before use the kernel must
-reproduce a known answer bit for bit, so a compiler that reorders arithmetic is refused. The failure
-of a compiler is also recorded in that folder, so that this compiler is not tried at every start.
-Another compiler is tried, and `fedlgm doctor` tries the failed compiler again.
+source and flags, and its length and SHA-256 are stored beside it. Loading a damaged file would end
+the process, so a damaged kernel is compiled again instead. Before use the kernel must reproduce a
+known answer bit for bit, so a compiler that reorders arithmetic is refused. The failure of a
+compiler is also recorded in that folder, so that this compiler is not tried at every start. Another
+compiler is tried, and `fedlgm doctor` tries the failed compiler again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fedlgm.training.native import kernel_build
 from fedlgm.training.native.kernel_build import InstructionSet
 
 _LONGEST = 300  # seconds of a compilation
-_FAILED = ".failed"  # ends the name of the record of a compiler that failed
-_PART = ".part"  # ends the name of a kernel that is being compiled
+_FAILED = ".failed"  # suffix of the record of a compiler that failed
+_PART = ".part"  # suffix of a kernel that is being compiled
 # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
 _TAKEN = {
     "workspace": "ann",
@@ -54,7 +54,7 @@ def instruction_set() -> InstructionSet | None:
     """The widest instruction set that both this processor and the kernel have; None without AVX2
     and AVX-512.
 
-    It is PyTorch's, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
+    PyTorch determines it, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
     """
     by_capability: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
     return by_capability.get(torch.backends.cpu.get_cpu_capability())
@@ -115,8 +115,8 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 def _kernel_folder() -> Path | None:
-    """The folder of compiled kernels, which no other user can write (its files are executed); None
-    if there is none.
+    """The folder of compiled kernels; None if there is none. No other user can write to it, because
+    its files are executed.
     """
     root = remembered.folder()
     if root is None:
@@ -172,7 +172,9 @@ def _compiler() -> list[str]:
 
 
 def _identity(command: list[str]) -> str:
-    """A compiler's command and file, in one line; another version has another size or time."""
+    """A compiler's command and file, in one line; another version of the compiler has another size
+    or time.
+    """
     path = shutil.which(command[0])
     if path is None:
         return ""
@@ -285,7 +287,7 @@ def answer(made: ctypes.CDLL) -> str:
     )
 
     def numbers(*shape: int) -> Tensor:
-        """Some in [-1/2, 1/2), without a generator."""
+        """Some numbers in [-1/2, 1/2), without a generator."""
         count = torch.Size(shape).numel()
         return ((torch.arange(1, count + 1) * 7919 % 1024).float() / 1024 - 0.5).view(shape)
 

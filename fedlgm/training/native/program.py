@@ -67,7 +67,8 @@ class Program:
             task: classification, regression with squared loss, or binary labels.
 
         Raises:
-            ConfigError: the kernel does not support the module; the message says what.
+            ConfigError: the kernel does not support the module; the message names the unsupported
+                part.
 
         Example:
             >>> module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -98,8 +99,8 @@ def _loss(task: Task) -> int:
 class _Walk:
     """Layers and shapes, one after another.
 
-    A vector that was flattened from images keeps their shape: the linear layer behind it is a
-    convolution whose kernel is as large as its input, so nothing is copied.
+    A vector that was flattened from images keeps their shape. The linear layer after it is treated
+    as a convolution whose kernel is as large as its input, so nothing is copied.
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
@@ -127,7 +128,8 @@ class _Walk:
             ),
             None,
         )
-        # A flattened input stays in torch's order; of images the kernel makes channels-last ones.
+        # A flattened input stays in torch's order; the kernel turns images into channels-last
+        # images.
         self._flat = not isinstance(first, spatial)
         if len(shape) == 3 and not self._flat:
             self._shape: tuple[int, ...] = shape
@@ -231,8 +233,8 @@ class _Walk:
         self._shape = out
 
     def _order_activations(self) -> None:
-        """A maximum before a monotone activation is the same, and there are fewer values to
-        activate.
+        """Put a maximum before a monotone activation: the result is the same, and there are fewer
+        values to activate.
         """
         ops = self.ops
         for i in range(1, len(ops)):
@@ -248,8 +250,8 @@ class _Walk:
 
 
 def _windows(size: int, kernel: int, stride: int, ceil: bool) -> int:
-    """Positions of a pooling window, as torch counts them; with `ceil` the last one may hang over
-    the edge.
+    """Positions of a pooling window, as torch counts them; with `ceil` the last window may extend
+    over the edge.
     """
     if not ceil:
         return (size - kernel) // stride + 1

@@ -37,7 +37,7 @@ class NativeTrainer(Trainer):
             before any data arrive.
 
     Raises:
-        ConfigError: the device is another one, the machine has no kernel, or the kernel does not
+        ConfigError: the device is not the CPU, the machine has no kernel, or the kernel does not
             support the model or task (with `in_shape`; otherwise with the first client).
 
     Example:
@@ -147,8 +147,8 @@ def require_cpu(device: torch.device) -> None:
 
 
 def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
-    """The inputs; ConfigError if they are not one array of at least `least` examples, with a target
-    each.
+    """The inputs. ConfigError if they are not one array of at least `least` examples with one
+    target each.
     """
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= x.shape[0] == len(y):
         raise ConfigError(

@@ -107,7 +107,7 @@ class ProductConvolution(Parametric):
     def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
         """Gradient of the images: the sum over patches for each cell of stride x stride pixels.
 
-        The patches' gradient takes the place of the patches, which nothing needs any more.
+        The patches' gradient overwrites the patches, because they are no longer needed.
         """
         examples, rows, columns, out_channels = gradient.shape
         (high, wide), (down, right), channels = self._kernel, self._stride, self._packed.shape[3]

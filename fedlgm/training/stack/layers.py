@@ -1,7 +1,7 @@
 """Layers that record their forward and backward pass on a tape.
 
-Images are channels-last [N, H, W, C] throughout, because only in this layout pooling and
-activations are vectorised.
+Images are channels-last [N, H, W, C] throughout, because pooling and activations are vectorised
+only in this layout.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Layer(Protocol):
         """
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the gradients of the parameters and, if `wanted`, of the input, whose tensor is
-        returned.
+        """Record the gradients of the parameters and, if `wanted`, of the input. The tensor of the
+        input's gradient is returned.
 
         `gradient`, the output's gradient, may be overwritten.
         """
@@ -61,7 +61,7 @@ class Parametric(Layer):
         return tape.multiply(x, weight.t(), self._bias, out=out)
 
     def sum_bias(self, tape: Tape, gradient: Tensor) -> None:
-        """Gradient of the bias for that of the output [N, out]."""
+        """Gradient of the bias, from the gradient of the output [N, out]."""
         if self._of_bias is not None:
             tape.do(torch.sum, gradient, 0, out=self._of_bias)
 

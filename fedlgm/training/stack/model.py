@@ -108,7 +108,8 @@ class Stack:
             tape.apply(operation)
         gradient: Tensor | None = of_outputs
         for i in range(len(self._stack) - 1, self._first - 1, -1):
-            # All but the first layer with parameters were asked for a gradient.
+            # All layers except the first one with parameters were asked for the gradient of their
+            # input.
             assert gradient is not None
             gradient = self._stack[i].backward(tape, gradient, wanted=i > self._first)
         return inputs, targets, tape

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Multiplications of a product from which oneDNN's gain is greater than the copy of its result.
+# From this number of multiplications in a product, oneDNN saves more time than the copy of its
+# result takes.
 _MANY = 1 << 21
 
 
@@ -62,8 +63,8 @@ class Tape:
     def multiply(self, a: Tensor, b: Tensor, bias: Tensor | None = None, *, out: Tensor) -> Tensor:
         """Append `a @ b + bias`; returns `out`.
 
-        MKL, which PyTorch takes for products, leaves AVX-512 unused on processors of AMD. There
-        oneDNN multiplies large matrices in half of the time.
+        PyTorch uses MKL for products, and MKL does not use AVX-512 on AMD processors. On these
+        processors, oneDNN multiplies large matrices in half of the time.
         """
         by_onednn = (
             len(a) * b.numel() >= _MANY

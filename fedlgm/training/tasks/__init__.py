@@ -102,8 +102,8 @@ def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) ->
     """A task.
 
     Args:
-        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a class of
-            them; or a function (outputs [n, ...], targets [n, ...]) -> loss of each example [n],
+        task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a subclass of
+            `Task`; or a function (outputs [n, ...], targets [n, ...]) -> loss of each example [n],
             such as `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
         **values: options of the task.
 

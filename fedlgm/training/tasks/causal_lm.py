@@ -9,8 +9,8 @@ from fedlgm.training.tasks.next_token import NextToken
 
 
 class CausalLM(NextToken):
-    """`NextToken` for labels that are not shifted, which compares the logits of position t with the
-    label of t + 1.
+    """`NextToken` for labels that are not shifted. The logits of position t are compared with the
+    label of position t + 1.
 
     Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length], or -100 for
     positions that do not count (padding); the first label is not used.

@@ -1,8 +1,7 @@
 """Survival in discrete time: one hazard for each interval of the follow-up.
 
-Source: Singer and Willett, Journal of Educational Statistics 18 (1993). Unlike Cox's partial
-likelihood, which compares each patient with all others at risk, the loss of a row needs no other
-row.
+Source: Singer and Willett, Journal of Educational Statistics 18 (1993). Cox's partial likelihood
+compares each patient with all other patients at risk. Here the loss of a row needs no other row.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Hazards(Task):
     A row that is censored within an interval counts for the intervals before it.
 
     Args:
-        breaks: ends of the intervals, public and rising; what is later than the last one counts as
+        breaks: ends of the intervals, public and rising; a time after the last break counts as
             survival.
 
     Raises:

@@ -53,7 +53,7 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.75, 0.07, 0.99)
     """
-    from scipy import stats  # an import that workers do without
+    from scipy import stats  # an import that workers do not need
 
     if scores.ndim != 1 or scores.shape != targets.shape:
         raise ConfigError(

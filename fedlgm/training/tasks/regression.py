@@ -31,7 +31,7 @@ class RealTargets(Task):
         """Finite targets as float32.
 
         Raises:
-            DataError: targets are not finite real numbers, or not those of the task.
+            DataError: targets are not finite real numbers, or do not fit the task.
         """
         if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(
             y.dtype, np.complexfloating

@@ -55,8 +55,8 @@ def over_the_set(
         finite: whether to refuse NaN and infinity.
 
     Raises:
-        ConfigError: a function fails or does not return a number, or with `finite` returns one that
-            is not finite.
+        ConfigError: a function fails or does not return a number, or, with `finite`, returns a
+            number that is not finite.
 
     Example:
         >>> over_the_set({"largest": lambda outputs, targets: outputs.max()}, [(torch.ones(2, 1), torch.zeros(2))])

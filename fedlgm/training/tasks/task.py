@@ -84,8 +84,9 @@ class Task(ABC):
     def prepare(self, data: DataSet) -> DataSet:
         """The set with targets of the task's type; the same object if nothing changes.
 
-        An example must follow from itself and public constants alone: statistics of the training
-        examples, such as their mean, have no bound. Runs refuse a user's task that uses them.
+        A prepared example must follow only from that example and from public constants, because
+        statistics of the training examples, such as their mean, have no bound. Runs refuse a user's
+        task that uses them.
 
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
@@ -128,8 +129,8 @@ class Task(ABC):
         """Refuse a model whose outputs the task cannot compare with the targets, using two test
         examples.
 
-        Whole numbers are tokens: a model also has to take the rows with the smallest and largest
-        ones of both parts.
+        Whole numbers are tokens: a model also has to accept the rows with the smallest and the
+        largest tokens of both parts.
 
         Raises:
             ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss

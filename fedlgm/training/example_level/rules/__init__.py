@@ -41,7 +41,7 @@ _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
     """The rule for exactly this type and configuration; a subclass may have another forward
-    pass. A module with one parameter under two names has none.
+    pass. A module with one parameter under two names has no rule.
     """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))

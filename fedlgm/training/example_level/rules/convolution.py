@@ -142,7 +142,9 @@ class ConvolutionRule(ProductRule):
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """Gram matrices of pixels are cheaper than those of patches."""
+        """Whether Gram matrices pay. Gram matrices of pixels are cheaper than Gram matrices of
+        patches.
+        """
         outputs, inputs = self.extent()
         if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
             return positions * (outputs + inputs) <= PIXELS_PAY * outputs * inputs
@@ -231,8 +233,8 @@ class ConvolutionRule(ProductRule):
         return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
 
     def _layout(self, images: Tensor) -> torch.memory_format:
-        """Channels last, except for few positions and many channels, where oneDNN is faster without
-        (1.8 times).
+        """Channels last, except for few positions and many channels, where oneDNN is 1.8 times as
+        fast in the other layout.
         """
         few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
         return (
@@ -273,7 +275,7 @@ class ConvolutionRule(ProductRule):
         """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in
         scratch; and W'.
 
-        A patch is `kernel height` of them, of one column: with a vertical stride of 1 the rows
+        A patch is `kernel height` such rows of one column. With a vertical stride of 1 the rows
         under the i-th line of the kernel are adjacent.
         """
         strips, (_, columns) = self._unfold(x, 1, 1, partial(self.memory.take, "strips"))

@@ -63,8 +63,8 @@ class EmbeddingRule(Rule):
 class _KeptRows(Kept):
     """Gradients of the rows that each example uses, every row once.
 
-    Rows that an example uses several times are summed before the norm is taken: the sum of the
-    positions' squares would be wrong.
+    Rows that an example uses several times are summed before the norm is taken. The sum of the
+    squares of all positions would be a wrong norm.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:

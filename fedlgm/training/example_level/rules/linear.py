@@ -33,7 +33,7 @@ class LinearRule(ProductRule):
 
     @override
     def unite(self, uses: Sequence[Use]) -> Use:
-        """The rows of all uses are positions of one."""
+        """The rows of all uses become positions of one use."""
         x = torch.cat([self.columns(use.x) for use in uses], 1)
         return Use(x, torch.cat([self.columns(use.dy) for use in uses], 1))
 

@@ -121,7 +121,9 @@ class GroupNormRule(_AffineRule):
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """The input is centred before the product, which a large mean would otherwise cancel."""
+        """The input is centred before the product, because a large mean would otherwise cause
+        cancellation.
+        """
         n, channels = use.x.shape[:2]
         repeat = channels // self.module.num_groups
         mean, scale = (value.repeat_interleave(repeat, 1) for value in use.saved)

@@ -34,9 +34,9 @@ from fedlgm.training.example_level.rules.rule import (
 GHOST_TRUST = 2.0**-4
 """Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves
 the norm by 4e-6."""
-# of a sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+# least sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
 _VANISHED = 2.0**-104
-# of a Gram matrix, per entry: the same for products of rows of up to 2^24 numbers
+# least entry of a Gram matrix: the same for products of rows of up to 2^24 numbers
 _LEAST_GRAM = 2.0**-80
 _RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
 
@@ -220,7 +220,8 @@ class ProductRule(Rule):
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
         """Squared norms of the weight's gradients without the gradients, float64 [n].
 
-        Also returns the indices of examples with unreliable norms, which must be instantiated.
+        The method also returns the indices of examples with unreliable norms. Their gradients must
+        be instantiated.
         """
         if self.positions(use) == 1:
             product = row_squares(self.operand(use).flatten(1)) * row_squares(

@@ -1,8 +1,8 @@
 """Recurrent layers: LSTM and GRU. Every step's gates are linear in the step's input and in the state
-before it, so the weights' gradients are products over the steps, as of two fully connected layers.
+before it, so the weights' gradients are products over the steps, as for two fully connected layers.
 
-The gradients of the gates come from a backward pass through time, which PyTorch's own, fused layers
-do not hand out. In memory, time comes first.
+The gradients of the gates come from a backward pass through time. PyTorch's own layers are fused
+and do not return these gradients. In memory, time comes first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 class RecurrentRule(Rule):
-    """Layers of sequences [n, T, in], in one direction, with or without states to begin with.
+    """Layers of sequences [n, T, in], in one direction, with or without initial states.
 
     The inputs of a call are joined to one tensor, and so are its outputs: [n, T, hidden] followed
     by the last states of every layer.
@@ -119,7 +119,7 @@ class RecurrentRule(Rule):
         before the first step.
 
         Args:
-            saved: results of `run`, of which all but the states are overwritten.
+            saved: results of `run`. All of them except the states are overwritten.
             dy: gradients of the hidden states, [T, n, hidden].
             ends: further gradients of the last states.
             weight: weight of the hidden state.
@@ -138,9 +138,7 @@ class RecurrentRule(Rule):
         return parts
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sequences [n, T, in], and the states of all layers to begin with, [n, states * layers,
-        hidden].
-        """
+        """Sequences [n, T, in], and the initial states of all layers, [n, states * layers, hidden]."""
         count, size = self._ends, self.module.hidden_size
         if x.dim() == 3:
             return x, x.new_zeros(len(x), count, size)
@@ -173,7 +171,7 @@ class RecurrentRule(Rule):
                 ),
             ]
             firsts.insert(0, first)
-        if use.x.dim() == 2:  # with the states to begin with
+        if use.x.dim() == 2:  # with the initial states
             of_states = [value for state in zip(*firsts, strict=True) for value in state]
             dy = torch.cat([dy.flatten(1), *of_states], 1)
         use.shared = (dy,)
@@ -320,7 +318,9 @@ class _Part(LinearRule):
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """The same for both parts of a layer: the second finds the outputs' Gram matrices made."""
+        """The same answer for both parts of a layer: the second part uses the Gram matrices of the
+        outputs that the first has made.
+        """
         outputs = self.extent()[0]
         return 2 * positions * (outputs + self._inputs) <= outputs * self._inputs
 
@@ -349,7 +349,7 @@ class _Part(LinearRule):
 
 
 class _KeptParts(Kept):
-    """Data of the parts, with the places of their parameters among those of the module."""
+    """Data of the parts, with the places of their parameters among the module's parameters."""
 
     def __init__(self, kept: Sequence[Kept], places: Sequence[Sequence[int]]) -> None:
         self._kept, self._places = kept, places

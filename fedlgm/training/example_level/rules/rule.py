@@ -121,7 +121,7 @@ class Rule:
         raise NotImplementedError
 
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        """Numbers per example that the forward pass keeps besides input and output, for tensors
+        """How many numbers per example the forward pass keeps besides input and output, for tensors
         like these.
         """
         return 0
@@ -140,7 +140,9 @@ class Rule:
         raise NotImplementedError
 
     def unite(self, uses: Sequence[Use]) -> Use:
-        """One use whose gradients are the sums of those of several, for a rule that `unites`."""
+        """One use whose gradients are the sums of the gradients of several uses, for a rule that
+        `unites`.
+        """
         raise NotImplementedError
 
     def instantiate(self, use: Use) -> list[Tensor]:
