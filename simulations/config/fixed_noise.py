@@ -66,8 +66,8 @@ def epsilon_of(recipe: Settings) -> float:
 
 
 def require_agreement(recipe: Settings) -> None:
-    """Refuse a budget beside a noise multiplier from which another epsilon follows
-    (ConfigError).
+    """Refuse a budget and a noise multiplier together if another epsilon follows from the
+    multiplier (ConfigError).
     """
     follows, budget = epsilon_of(recipe), recipe.privacy
     if not math.isclose(follows, budget.epsilon, rel_tol=_AGREE):

@@ -87,8 +87,8 @@ class RunPrivacy:
 
     @property
     def stated(self) -> str:
-        """A plan's assumptions about data that it has not read, which a run checks; empty if there
-        are none.
+        """A plan's assumptions about data that it has not read; empty if there are none. A run
+        checks these assumptions.
         """
         section, examples = self.recipe.data, self._published
         if examples is None or section.train_images is None or self.model.data.present:

@@ -277,8 +277,9 @@ class Privacy(Section):
     the models after each round), "square-root" (closed form) or "blt" (`buffers` vectors of state
     instead of `bands` - 1). Correlated noise needs a `sampling` that keeps rounds between a
     client's participations. `min_separation` is the number of these rounds (of groups, under cyclic
-    and grouped-poisson sampling). Its default is the largest that the population permits, or
-    `bands`; the default of `bands` is `min_separation`.
+    and grouped-poisson sampling). Its default is the largest separation that the population
+    permits. Under grouped-poisson sampling its default is `bands`, if `bands` is given. The default
+    of `bands` is `min_separation`.
 
     Example:
         >>> budget = Privacy(epsilon=8.0, delta=1e-5)

@@ -82,9 +82,10 @@ def get(
         threads: threads of each of its workers, likewise.
 
     Returns:
-        The engine. "auto" is a choice of one: forked processes on one Linux machine, this process
-        for one GPU, which it keeps busy with many clients side by side, and Ray otherwise. Options
-        of an engine choose it. Every choice leads to the same model.
+        The engine. "auto" chooses forked processes on one Linux machine. For one GPU it chooses
+        this process, which keeps the GPU busy with many clients side by side. Otherwise it chooses
+        Ray. If the options belong to one engine, "auto" chooses that engine. Every choice leads to
+        the same model.
 
     Raises:
         ConfigError: the engine is unknown, or does not support the options.

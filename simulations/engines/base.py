@@ -88,7 +88,8 @@ class Engine(ABC):
 
     @contextmanager
     def start(self, assembly: Assembly) -> Iterator[None]:
-        """Refuse a run that the engine cannot serve, and hold the services that it needs.
+        """Refuse a run that the engine cannot serve, and keep the services that the run needs until
+        the block ends.
 
         The block checks the run, while slow services start, and then calls `wait` and `serve`.
 

@@ -16,7 +16,9 @@ from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 from strategies.messages import NumberingGrid
 
-RETRIES = 8  # losses of one block beyond one per worker, and workers in a row that do not start
+# how often one block may be lost beyond once per worker; how many workers in a row may fail to
+# start
+RETRIES = 8
 
 
 class Served:

@@ -39,9 +39,10 @@ from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 
-_WORKER_GIB = 0.1  # that a worker writes, with a small model
-_ENDING_S = 5.0  # until a process that does not end is killed
-# Seconds that a fork has for its first product, then the one that replaces it, and so on.
+_WORKER_GIB = 0.1  # memory that a worker writes, with a small model
+_ENDING_S = 5.0  # time after which a process that does not end is killed
+# Seconds that a fork has for its first product, then seconds for the fork that replaces it, and so
+# on.
 _COMPUTES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _COMPUTED = b"c"
 _PRODUCT = (256, 256)  # so large that MKL allocates memory for the product

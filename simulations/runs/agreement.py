@@ -92,11 +92,11 @@ def check_summary(
 def check_rows(
     rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str
 ) -> None:
-    """Refuse rows whose epsilon is below that of their round, or falls, and rows without figures of
-    the same layers.
+    """Refuse rows whose epsilon is below the epsilon of their round or below that of an earlier
+    row. Also refuse rows that lack figures or have another number of layers.
 
-    Only the first and the last one are composed. Between them no figure may be below the one
-    before.
+    Only the first and the last epsilon are composed from the ledger. Between them, no row's epsilon
+    may be below that of the row before.
 
     Args:
         rows: public rows of the run.
