@@ -65,7 +65,8 @@ class RunResult(Figures):
 
     @property
     def epsilon(self) -> float:
-        """Proven epsilon at the recipe's delta. It is infinite for releases that are not private.
+        """Proven epsilon at the recipe's delta. It is infinite for releases that are not
+        private.
         """
         return float(self["epsilon"])
 

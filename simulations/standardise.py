@@ -165,7 +165,8 @@ def standardise(
 
 
 def _add_constants(columns: tuple[Column, ...], constants: Standardised) -> tuple[Column, ...]:
-    """The columns, with the constants that turn their values in the table into the model's inputs.
+    """The columns, with the constants that turn their values in the table into the model's
+    inputs.
     """
     new_columns: list[Column] = []
     for column, mean, deviation in zip(

@@ -108,7 +108,8 @@ def _hash_words(words: Iterable[str]) -> str:
 
 
 def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
-    """Text that distinguishes `value` from other objects; the objects in `above` contain `value`.
+    """Text that distinguishes `value` from other objects; the objects in `above` contain
+    `value`.
     """
     if isinstance(value, _PLAIN):
         yield f"{type(value).__name__} {value!r}"
