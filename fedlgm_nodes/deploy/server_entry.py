@@ -46,11 +46,11 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 
-# A private file that a ServerApp leaves when it ends, in whatever way short of a kill. After a run
-# without an error it says what Flower says later.
+# A private file that a ServerApp leaves when it ends, unless it is killed. After a run without an
+# error the file holds the status that Flower gives later.
 ENDED = "ended"
 TOLD = "nodes.log"  # progress lines, among the run's private files
-ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
+ATTEMPT = "attempt.json"  # the open attempt at a round, among the run's private files
 _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
@@ -74,8 +74,8 @@ class _NodesData(RunData):
 
 
 DeployedAssembly = partial(Assembly, data=_NodesData)
-"""The objects of a run whose clients keep their data. The server has the recipe's test set, or of a
-table only its columns, and no partition."""
+"""The objects of a run whose clients keep their data. The server has the recipe's test set, or only
+the columns of a table. It has no partition."""
 
 
 def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
@@ -289,8 +289,8 @@ class NodesRecord:
 
     Args:
         folder: the run's folder.
-        summed: whether the server sees only the sum of a round, which nobody answers if no node may
-            take part.
+        summed: whether the server sees only the sum of a round. If no node may take part, nobody
+            answers such a round.
     """
 
     def __init__(self, folder: RunFolder, summed: bool) -> None:
@@ -522,5 +522,6 @@ def _patience(recipe: Recipe) -> Patience:
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,
-        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,  # five short trips in a round
+        # a round has five short message exchanges
+        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,
     )

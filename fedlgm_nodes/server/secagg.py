@@ -141,8 +141,8 @@ class SecureSum:
 
     @property
     def summed(self) -> tuple[dict[int, str], bytes]:
-        """What `resume` takes: the signatures of all whose vectors are in the sum, and the masked
-        sum.
+        """The arguments of `resume`: the signatures of all clients whose vectors are in the sum,
+        and the masked sum.
         """
         return dict(self._sent), self._total.astype("<u4").tobytes()
 
@@ -228,7 +228,8 @@ class SecureSum:
         Raises:
             VoidRound: a secret cannot be opened.
         """
-        weights = lru_cache(maxsize=None)(Weights)  # without a ring all secrets have the same
+        # without a ring all secrets have the same weights
+        weights = lru_cache(maxsize=None)(Weights)
         return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
 
     def _secret(
@@ -237,14 +238,15 @@ class SecureSum:
         shares: Mapping[int, Mapping[int, bytes]],
         weights: Callable[[tuple[int, ...]], Weights],
     ) -> bytes:
-        """A client's secret, by shares that belong together; others' are tried after wrong ones.
+        """A client's secret, from shares that belong together. If some shares are wrong, the shares
+        of other nodes are tried.
 
         Raises:
             VoidRound: there are none among those tried, of which one leaves any single node out if
                 it is not needed.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
-        # Nodes that gave wrong shares before come last.
+        # Nodes that have given wrong shares before come last.
         clients = sorted(
             graph.holders(peer) & shares.keys(), key=lambda client: (client in self.lost, client)
         )
@@ -265,7 +267,9 @@ class SecureSum:
     def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
-        """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""
+        """A client's secret, from some nodes' shares; and the reason why it is not the secret,
+        empty if it is.
+        """
         survived = peer in self.survivors.answered
         expected = self._commitments[peer] if survived else self._cohort.adverts[peer].masking
         try:

@@ -192,7 +192,7 @@ class Releaser:
                 seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
             )
         asked = Asked(request.plan, model, request.round, [self.policy.node.client])
-        # threads of services that share cores would wait for another
+        # threads of services that share cores would wait for one another
         with torch_threads(self.policy.limits.threads):
             return client_release(self._contributions(request), Charged(keys), asked).total
 
@@ -202,7 +202,7 @@ class Releaser:
 
         def client_data(
             client: int,
-        ) -> ClientData:  # called where an error of this node's data is caught
+        ) -> ClientData:  # it is called where an error in this node's data is caught
             # a task of the operator's own could keep targets for others, or for its losses
             task = fresh(job.task)
 

@@ -59,8 +59,8 @@ class TrainingProcess(ChildProcess):
         super().__init__("training process", lambda link: start(link))
         self._folder, self._policy, self._released = folder, policy, released
         self._keys: tuple[bytes, int | None] = b"", None
-        self._torch = ""  # version in the process
-        self._current: Request | None = None  # the one that the process holds
+        self._torch = ""  # version of torch in the process
+        self._current: Request | None = None  # the request that the process holds
         self.data_digest, self.people, self.examples, self.starts = "", "", 0, 0
 
     def open(self, secret: bytes, test_seed: int | None) -> None:
@@ -136,7 +136,7 @@ class TrainingProcess(ChildProcess):
             self._call("understand", request.round, request.text, work, request.model)
             self._current = request
         if self.data_digest != request.data:
-            # The release's name, and so its noise, belong to the data as they were.
+            # The release's name, and with it the noise, belongs to the data before the change.
             raise RunError("the node's data have changed while a question was answered")
         return self._call(method, *given)
 

@@ -148,7 +148,7 @@ class SingleExamples(SingleExamplesCost):
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """See `WholeData.examples`; examples whose own target the task does not take are left out
+        """See `WholeData.examples`. An example is left out if the task does not take its target
         (`NodeExamples`).
         """
         if not apart:
@@ -239,9 +239,9 @@ def _add_updates(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates
 class _NodeUpdates(VotingUpdates):
     """A node's whole update; a failure of training counts as no data.
 
-    An artificial example has already been trained on, so a failure depends on this node's data: an
-    error instead of an answer would reveal that without noise. The operator finds the error in the
-    log.
+    The trainer has already trained on an artificial example, so a failure depends on this node's
+    data. An error instead of an answer would reveal the failure without noise. The operator finds
+    the error in the log.
     """
 
     @override

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedlgm.training import LocalTraining
 
 _LONGEST = 4096  # characters of a name with its options
-_LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
+# largest value of a learning rate and similar settings; JSON has whole numbers that no float holds
+_LARGEST = 1e30
 _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 
 
@@ -39,7 +40,7 @@ class Table(BaseModel):
         The model would read one column as another, and no answer would show it.
 
         Raises:
-            Refusal: a list of the policy is another one.
+            Refusal: a list in the policy differs.
         """
         if not data.is_table:  # arrays have no names
             return
