@@ -88,7 +88,7 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        # no more than they all cost
+        # this costs no more than all levels together
         levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [

@@ -113,7 +113,8 @@ def run_epsilon(
     if np.isinf(ratio):
         return float("inf")
     scaled = signals * ratio * SENSITIVITY_FACTOR[run.relation]
-    if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
+    # no group takes part more often, or moves the release more, than the first group
+    if run.sampling.amplifies:
         shifts = (scaled * run.noise.column_norms())[::b]
         events = [
             (

@@ -1,8 +1,9 @@
 """The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
 
 A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as
-missing, and `lost` gives the reason. The round is void below the threshold, or if too few answer
-somewhere on a ring of neighbours. No node relies on this code.
+missing, and `lost` gives the reason. The round is void if fewer nodes than the threshold answer. On
+a ring of neighbours it is also void if too few nodes answer in some part of the ring. No node
+relies on this code.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one
 secure sum.
 
-A round takes four messages to each node, or two if the round before has prepared it: nodes then
-exchange keys and shares for the next round in the messages in which they mask and unmask. If a node
-drops out, the remaining nodes agree in a further message. Prepared keys and shares serve only the
-same nodes and the same plan; after the loss of a node, or for another plan, the next round starts
-from its first step. It also does so if a node has lost its part since, which the server detects by
-asking for the shares once more.
+A round takes four messages to each node. A round that the previous round has prepared takes two:
+the nodes exchange keys and shares for the next round in the messages in which they mask and unmask.
+If a node drops out, the remaining nodes agree in a further message. Prepared keys and shares serve
+only the same nodes and the same plan; after the loss of a node, or for another plan, the next round
+starts from its first step. It also starts from its first step if a node has lost its part in the
+meantime. The server detects this by asking for the shares once more.
 
 A server that was killed continues the round that it had begun to charge (see `open_attempt`).
 

@@ -237,7 +237,7 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All examples of a data set, training and test, on any part of which federations train.
+    """All examples of a data set, training and test. Federations train on any part of them.
 
     Members are units: single examples, or clients (`client_pool`) with all of their examples.
 
