@@ -100,7 +100,7 @@ class Canaries:
         self.rows: list[dict[str, Any]] = []
         # clients' sum, canaries' sum, canaries that take part
         self._inserted: tuple[Tensor, Tensor, _Part] | None = None
-        self._turns: dict[int, _Part] = {}  # of canaries that take turns
+        self._turns: dict[int, _Part] = {}  # parts of the canaries that take turns
         self._whitening: Whitening | None = None
         self._measured: _Measured | None = None
 

@@ -122,7 +122,7 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
         )
         sizes = np.minimum.outer(counts[new], counts[all_])
         cosines[sizes < _FEWEST] = 0.0
-        cosines[each, new.start + each] = 0.0  # with itself
+        cosines[each, new.start + each] = 0.0  # a layer is not compared with itself
         same_layer = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
         sums[: t + 1] += normal_quantile(cosines[same_layer], sizes[same_layer]).sum(axis=1)
         times[: t + 1] += np.sum(sizes[same_layer] >= _FEWEST, axis=1)

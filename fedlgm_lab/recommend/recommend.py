@@ -36,12 +36,12 @@ from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""The scored allocations. max-snr-sum releases only one layer, which the score of a single round
-cannot judge."""
+"""The scored allocations. max-snr-sum is not among them, because it releases only one layer and the
+score of a single round cannot judge that."""
 STAGES = (0.3, 0.6, 0.9)
 """Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out
 loss."""
-_AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
+_AT_CHANCE = 0.95  # a warm-up has to get below this share of the loss of a constant prediction
 
 
 class Recommendation(Figures):

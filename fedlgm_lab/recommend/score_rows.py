@@ -48,7 +48,8 @@ class Advice(TypedDict):
         unit: "client" or "example".
         public: description of the examples.
         advice: recommendation in a sentence.
-        scores: score of each rule over that of the flat Gaussian, geometric mean over the stages.
+        scores: score of each rule over that of the flat Gaussian, as the geometric mean over the
+            stages.
         stages: the models of the warm-up.
         layers: the model's layers.
         noise_multiplier: z of a release, over the bound.

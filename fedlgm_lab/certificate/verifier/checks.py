@@ -81,7 +81,7 @@ def check_plans(case: Case) -> None:
     if first.unit == "user":
         stated = len(set(users)) if isinstance(users, list) else users
     elif first.unit == "example" and first.steps is None:
-        stated = size  # the examples of the data, which no recipe counts
+        stated = size  # the number of the data's examples, which no recipe states
         batch = case.recipe["training"]["batch_size"]
         divides = taken or math.isclose(first.sampling.expected, batch, rel_tol=1e-9)
         must(5, divides, "the plans divide by another batch than the recipe's")
