@@ -44,8 +44,8 @@ SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
 AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
-"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept
-at a time."""
+"""False alarms: number of audits of separate releases, number of audits of whole runs, number of
+commands, and how many of them are kept at a time."""
 
 
 def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> str:

@@ -60,7 +60,7 @@ def without_amplification() -> list[Row]:
 
 
 def against_poisson() -> list[Row]:
-    """At q = 0.1. Ten groups are a public cycle: only the noise is secret."""
+    """Errors at q = 0.1. Ten groups are a public cycle, in which only the noise is secret."""
     rows = []
     independent = correlation.get("identity", ROUNDS)
     for epsilon in BUDGETS:
@@ -83,8 +83,8 @@ def against_poisson() -> list[Row]:
 
 
 def workloads() -> list[Row]:
-    """Mean error for a server with momentum, 10 bands: the C made for them and that for prefix
-    sums.
+    """Mean error for a server with momentum, at 10 bands: with the C made for momentum, and with
+    the C for prefix sums.
     """
     rows = []
     for name, workload in {"momentum 0.9": Workload(0.9)}.items():
@@ -111,8 +111,8 @@ DIFFERENT = {
 
 
 def per_layer() -> list[Row]:
-    """Error of the best C for all layers over that of a C for each layer, under the optimal split
-    of either.
+    """Error of the best single C for all layers over the error with a separate C for each layer,
+    each under its optimal split.
 
     With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l)
     E_l sqrt(d_l), so the cost of one C is the mean of its costs for either kind, weighted by the
