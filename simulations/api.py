@@ -106,8 +106,8 @@ class RunResult(Figures):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the final model on the test set: the task's, and those of
-        `simulate(metrics=...)`.
+        """All metrics of the final model on the test set: the metrics of the task, and the metrics
+        given to `simulate(metrics=...)`.
         """
         return dict(self["metrics"])
 

@@ -61,7 +61,7 @@ class Canaries:
     Args:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
-        keys: the auditor's own ring, never that of the noise.
+        keys: the auditor's own ring, never the ring of the noise.
         presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of
             ten, each time in its direction or in the opposite direction by a fair coin, for bounds
             on single releases. With "run" a fair coin decides for the whole run, and an included

@@ -307,8 +307,8 @@ class Subject:
                     yield self.world(transcript, [*others, target], base), base
 
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Effective noise multiplier of every round, float64 [rounds], from that of a first
-        plan.
+        """Effective noise multiplier of every round, float64 [rounds], from the multiplier of a
+        first plan.
         """
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)

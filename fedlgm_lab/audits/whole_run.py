@@ -274,8 +274,8 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which it was observed completely; without such rounds, that of the
-    canaries' sums.
+    """The noise of the rounds in which the noise was observed completely. Without such rounds, the
+    noise of the canaries' sums.
     """
     complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if complete.any():

@@ -115,7 +115,7 @@ class Clients(Units):
         self._server = assembly.model.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`; the optimizer is that of the clients, on the examples of all of them.
+        """See `Units`. The optimizer is the clients' optimizer, on the examples of all clients.
 
         Trainers other than the plain trainer may rely on the bound and on the server's step. They
         make rounds of one client with one batch each.

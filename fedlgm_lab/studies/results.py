@@ -108,7 +108,7 @@ class Study:
 
     @property
     def keys(self) -> list[str]:
-        """Key columns of the cells: "method", the grid's keys, and those of a search."""
+        """Key columns of the cells: "method", the grid's keys, and the keys of a search."""
         return list(self.records.keys)
 
     @property

@@ -32,7 +32,7 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set. A failed run does not stop the others, except where files cannot
+    """Complete every run of a set. A failed run does not stop the other runs, unless files cannot
     be written.
 
     If the set is started again, a diverged run is not repeated. A run that failed in another way,

@@ -26,7 +26,7 @@ class Case:
 
     Attributes:
         claim: the claim.
-        differences: its difference, or those of neighbours in a ranking.
+        differences: the claim's difference, or the differences between neighbours in a ranking.
         margin: largest difference that counts as level; 0 if none does.
         complete: whether both sides have a figure for every seed. Runs that diverge or fail are not
             a random sample, so the other seeds decide nothing.

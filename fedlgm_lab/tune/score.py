@@ -52,7 +52,7 @@ class Score(ABC):
 
     @abstractmethod
     def events(self) -> list[dp_event.DpEvent]:
-        """Events of one score, in addition to that of the run."""
+        """Events of one score, in addition to the event of the run."""
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:

@@ -68,7 +68,7 @@ class TuneResult(Figures):
         epsilon_all_runs: epsilon against a party that sees the expected number of runs.
         settings: the winning values; empty if there is no model.
         metrics: figures of the model on the test set.
-        folder: folder of the search, all of which except `private/` may be published.
+        folder: folder of the search. All of it except `private/` may be published.
 
     Example:
         >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "/search", "metrics": {"accuracy": 0.9}}

@@ -81,7 +81,7 @@ def create(
             forwards to the SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
         policy: values for every node's policy (see `fedlgm_nodes.service.folder`).
-        test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
+        test_seed: make nodes for tests, which have the noise of a simulation with this seed.
 
     Raises:
         ConfigError: the number of nodes is invalid.

@@ -206,7 +206,8 @@ def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
 
 
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
-    """Whether `signature` is that of the owner of `key` over the fields, as `sign` writes it.
+    """Whether the owner of `key` has signed the fields with `signature`, in the form that `sign`
+    writes.
 
     Spaces between the digits would let a sender make the signature arbitrarily long, and it may be
     passed on in a header.

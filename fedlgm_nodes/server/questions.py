@@ -62,7 +62,7 @@ def unused_at(socket: Path, stem: str) -> list[str]:
 
     Args:
         socket: socket of the process that holds the server's key.
-        stem: beginning of the runs' names, which is that of a recipe.
+        stem: beginning of the runs' names, which all runs of a recipe share.
 
     Raises:
         RunError: the process does not answer.

@@ -98,8 +98,8 @@ class ChildProcess:
         return self._exchange(method, *given)
 
     def _call_twice(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method, in another process if this one has ended, most often since nobody has
-        asked for a while.
+        """Call a method. If the process has ended, the method is called in another process. A
+        process ends most often because nobody has asked it for a while.
         """
         with self._explain_end():
             try:

@@ -70,7 +70,8 @@ class WholeDataCost:
 
 
 class SingleExamplesCost:
-    """Cost of a release that protects single examples: that of its steps under add-or-remove-one.
+    """Cost of a release that protects single examples: the cost of its steps under
+    add-or-remove-one.
 
     The node keeps secret which examples a step samples.
     """

@@ -341,8 +341,8 @@ class Service:
         return answer
 
     def _names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """The release's name, which is that of an earlier charge with other software, and the name
-        by which such a charge is found.
+        """The release's name, and the name by which an earlier charge with other software is found.
+        If there is such a charge, the release's name is the name of this charge.
         """
         name, lasting = self._releaser.names(request, run, cohort)
         return self._ledger.release_for(lasting) or name, lasting
@@ -503,7 +503,7 @@ class Service:
         Raises:
             Refusal: the question is refused.
         """
-        if self._failed is not None:  # perhaps by the question before this one
+        if self._failed is not None:  # the previous question may have caused this failure
             raise self._failed
         if ask.ask not in ("hello", "afford", "anchor", "release", *STEPS):
             raise Refusal(

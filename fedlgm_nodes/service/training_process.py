@@ -4,7 +4,7 @@ The service starts it, and starts it again when a question needs it. Without que
 some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
 names and charges; it parses every plan and work itself. The training process gets the noise key and
 the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
-numbers, and nothing of it is unpickled: models and losses of others run in it.
+numbers, and nothing of it is unpickled, because models and losses of others run in the process.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class WholeData(WholeDataCost):
             data: the node's examples.
             targets: function that turns the targets of several examples into the targets of the
             task.
-            apart: whether each example's target is made without the others, where single examples
-                are protected.
+            apart: whether each example's target is made without the other targets, if single
+                examples are protected.
         """
         return ClientData(data.x, targets(data.y))
 
@@ -124,7 +124,7 @@ class SingleExamples(SingleExamplesCost):
             bounds = job.mechanism.scaling(plan).bounds(len(plan.layers))
         except (
             Exception
-        ) as error:  # of the server's names and options; nothing of it depends on the data
+        ) as error:  # it follows from the server's names and options, not from the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (bounds <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")

@@ -53,8 +53,8 @@ class _Unit(Protocol):
 
 
 class Workshop:
-    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one
-    trainer.
+    """Makes the objects of a node's works, each once. It keeps the objects of the last few works,
+    and one trainer.
 
     Args:
         policy: the node's policy.

@@ -80,8 +80,8 @@ def require_agreement(recipe: Settings) -> None:
 
 
 def require_noise(recipe: Settings, method: Method) -> None:
-    """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set
-    (ConfigError).
+    """If `privacy.noise_multiplier` is set, refuse a method with other noise than this multiplier
+    gives (ConfigError).
     """
     given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
     if isinstance(method.mechanism, NoPrivacy):

@@ -266,8 +266,8 @@ class UnitKind:
         raise NotImplementedError
 
     def efforts(self, recipe: Settings, sizes: np.ndarray) -> np.ndarray:
-        """Examples of each participant of the sampling, [population], from those of the clients,
-        [clients].
+        """Number of examples of each participant of the sampling, [population], from the numbers of
+        the clients, [clients].
         """
         return sizes
 
@@ -290,7 +290,7 @@ class UnitKind:
 
         Args:
             cohorts: the choice of a round's clients.
-            facts: the run's facts, whose sampling may be that of a step's examples.
+            facts: the run's facts. Their sampling may be the sampling of a step's examples.
         """
         if cohorts.block is not None:
             return (

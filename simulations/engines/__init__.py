@@ -79,7 +79,7 @@ def get(
         engine: a name, a reference, or an `Engine`, which has its own options.
         options: the caller's options.
         device: device of the run's clients, by which "auto" chooses.
-        threads: threads of each of its workers, likewise.
+        threads: threads of each of the engine's workers, by which "auto" also chooses.
 
     Returns:
         The engine. "auto" chooses forked processes on one Linux machine. For one GPU it chooses

@@ -135,7 +135,8 @@ class _Parent:
     A fork inherits the locks that other threads of the driver hold at that moment, and nobody
     releases its copies. A thread that ends holds all locks of MKL's allocator, also after it was
     joined (Python before 3.13 does not wait for the end of the system's thread). So a fork is used
-    once it has computed a product; one that cannot is replaced. Its own forks inherit no held lock.
+    only after it has computed a product, and a fork that cannot do this is replaced. The forks of a
+    fork inherit no held lock.
 
     Raises:
         RunError: five forks in a row computed nothing.

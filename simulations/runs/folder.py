@@ -88,7 +88,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the value is not a path, or the system refuses it.
-            RunError: the folder is not a run's, but for example that of a search.
+            RunError: the folder is not a run's; it may be the folder of a search.
         """
         path = path_of("run", path)
         folder = cls(path)

@@ -230,8 +230,8 @@ def nodes_of(
         kind: "workers" (any node serves any client: simulations) or "clients" (one node per
             client).
         simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
-        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of
-            the run's folder.
+        keyed: whether clients without a seed have keys that outlive a run of Flower, such as the
+            keys in the run's folder.
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
     keyed = keyed or run.seed is not None

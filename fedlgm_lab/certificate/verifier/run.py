@@ -109,7 +109,7 @@ def _read(path: Path) -> bytes:
 
 
 def describe(case: Case) -> list[str]:
-    """The outcome in sentences, of which the first states what level 1 does not prove."""
+    """The outcome in sentences. The first sentence states what level 1 does not prove."""
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
     drawn = "client" if case.plans[0].steps else claim["unit"]

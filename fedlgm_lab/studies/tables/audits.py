@@ -105,7 +105,7 @@ def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
     def count(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
-        """Counts by column; the last one is that of whole audits that failed."""
+        """Counts by column. The last column counts whole audits that failed."""
         nonlocal failed, whole
         batches = [
             store.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)

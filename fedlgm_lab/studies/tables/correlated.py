@@ -1,8 +1,8 @@
 """Correlated noise in closed form.
 
-* errors of the models over those of independent noise: without amplification, clients at least b
-  rounds apart in both; and with groups and secret draws in them, against Poisson sampling of all
-  clients;
+* errors of the models over the errors with independent noise. One comparison has no amplification,
+  and clients take part at least b rounds apart under both noises. The other compares groups with
+  secret draws in them against Poisson sampling of all clients;
 * gain of a separate C for every layer over the best one for all, if the server treated layers
   differently;
 * errors for a server with momentum.
@@ -152,8 +152,8 @@ Cost = Callable[[np.ndarray], float]
 
 
 def _cost(workload: Workload) -> Cost:
-    """Norm times root mean square error: sens(C) E up to the factor sqrt(k), which is that of every
-    layer.
+    """Norm times root mean square error, which is sens(C) E up to the factor sqrt(k). Every layer
+    has this factor.
     """
     return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
 
@@ -161,7 +161,9 @@ def _cost(workload: Workload) -> Cost:
 def _cost_of_one_c(
     costs: list[Cost], least: list[float], own: list[np.ndarray], share: float
 ) -> float:
-    """Least weighted cost of one C for both kinds of layers, relative to that of separate C's."""
+    """Least weighted cost of one C for both kinds of layers, relative to the cost of separate
+    C's.
+    """
     weights = np.array([share, 1 - share])
 
     def relative(c: np.ndarray) -> float:

@@ -259,7 +259,9 @@ def responses_table(store: Kept) -> str:
 
 
 def errors_table(store: Kept) -> str:
-    """Errors over those of secret sampling, for sums of releases and for the measured fading."""
+    """Errors over the errors of secret sampling, for sums of releases and for the measured
+    fading.
+    """
     maps = {"sum of releases": np.tril(np.ones((ROUNDS, ROUNDS)))}
     for setting in SETTINGS:
         found = map_of(store, setting, "outputs")

@@ -157,7 +157,7 @@ def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
     """One run in this process: its headline (shares in per cent) at the end, at its best and over
     the rounds.
 
-    The seed is that of the initial model, the division of the data, the cohorts and the noise.
+    The seed determines the initial model, the division of the data, the cohorts and the noise.
     `parts` replace the recipe's parts, as in `simulations.simulate`.
 
     Returns:

@@ -158,7 +158,8 @@ class Trackers:
         ]
 
     def start(self, run: RunStart) -> None:
-        """Start each tracker; if one fails, those before it are ended.
+        """Start each tracker. If a tracker cannot start, the trackers that have started before are
+        ended.
 
         Raises:
             RunError: one cannot start; nothing has been released yet.
