@@ -35,7 +35,7 @@ from fedlgm.wording import alternatives, describe_problem
 from fedlgm_nodes.protocol.messages import PROTOCOL, Name, public_key
 
 _ROUNDING = 1 + 1e-6
-_LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
+_LARGEST_SCALE = 2.0**100  # largest scale of noise; with a larger scale, float64 sums overflow
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
 LIVE = ("privacy", "allow", "ask", "limits")
@@ -86,7 +86,7 @@ class Node(_Section):
 class People(_Section):
     """[data] people: which people's rows this node uses (see `fedlgm_nodes.service.people`)."""
 
-    column: str = Field(min_length=1)  # of pseudonyms
+    column: str = Field(min_length=1)  # column of pseudonyms
     elsewhere: str = Field(min_length=1)  # file of the pseudonyms whose data other nodes use
 
 
@@ -104,7 +104,7 @@ class Data(_Section):
         str, Annotated[tuple[float, float], LISTED]
     ] = {}  # csv, parquet: public mean and deviation of columns
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
-    options: dict[str, Any] = {}  # of the loader
+    options: dict[str, Any] = {}  # options of the loader
     shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
     classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
     class_names: Annotated[
@@ -188,7 +188,8 @@ class Allow(_Section):
     mechanisms: Annotated[tuple[str, ...], LISTED]
     models: Annotated[tuple[str, ...], LISTED]
     tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
-    options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
+    # mechanism -> option -> values that may be asked for
+    options: dict[str, dict[str, list[Any]]] = {}
     weights: dict[
         str, str
     ] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node

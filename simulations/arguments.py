@@ -155,6 +155,6 @@ def resolve(
         chosen = any("data.partition" in dict(settings(change)) for change in (names, *changes))
         if not chosen and not RunData(resolved, own).task.labels(own.data.train_y):
             for change in (["data.partition=iid"], *changes):
-                override(raw, change)  # with its options of a partition, which are then refused
+                override(raw, change)  # the user's options of another partition are then refused
             resolved = recipes.Recipe.model_validate(raw)
     return resolved, own

@@ -188,7 +188,7 @@ def _share_memory(first: Any, second: Any) -> bool:
         return False
     try:
         return np.shares_memory(arrays[0], arrays[1], max_work=1000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:  # only for arrays of odd strides
+    except np.exceptions.TooHardError:  # this happens only for arrays with irregular strides
         return False
 
 
@@ -223,7 +223,7 @@ def of_public(recipe: Recipe) -> Recipe:
     section = recipe.data
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):
-        scheme, options = "iid", {}  # it divides the private examples
+        scheme, options = "iid", {}  # the recipe's own scheme divides the private examples
     replacement = Data(
         name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options
     )

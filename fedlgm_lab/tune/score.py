@@ -68,7 +68,7 @@ class Score(ABC):
 class TestScore(Score):
     """The task's headline on the test set, which is public."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # pytest must not collect this class
     noise = 0.0
 
     def __init__(self, task: Task) -> None:

@@ -162,7 +162,7 @@ class NodeLook:
                     why = f"the service refuses ({answer.get('code')}): {answer.get('why')}"
         except frames.NoService as error:
             why = f"{error}, or start it: fedlgm node serve {self._folder.path}"
-        except RunError:  # it trains: a greeting waits for its turn
+        except RunError:  # the service trains, and a greeting waits for its turn
             pass
         health.ready = not why
         health.figures["up"] = float(health.ready)

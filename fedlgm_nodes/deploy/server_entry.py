@@ -63,7 +63,7 @@ class _NodesData(RunData):
         section = self.recipe.data
         if section.name != TABLE or section.test_file is not None:
             return super().dataset
-        # it names columns, see `_check_stated`
+        # the recipe names the columns, see `_check_stated`
         return cast(DataSet, data.outline(TABLE, **section.reading))
 
     @property
@@ -235,7 +235,7 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
         "training": recipe.training.local.to_dict(),
     }
     if recipe.training.exact_sums:
-        work["exact_sums"] = True  # of example-level steps
+        work["exact_sums"] = True  # for example-level steps
     if recipe.deployment is not None and recipe.deployment.one_node_per_person:
         work["people"] = True
     if recipe.data.name == TABLE:
@@ -387,7 +387,8 @@ def make_server_app() -> ServerApp:
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         with folder.writing():
             try:
-                with folder.lock():  # from the start, so that a kill shows at once
+                # the lock is held from the start, so that a kill is noticed at once
+                with folder.lock():
                     _serve(grid, deployment, folder)
                 folder.append_private(ENDED, COMPLETED)
             except BaseException:
@@ -430,7 +431,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
 
     anchors = nodes.anchors(folder) if recipe.run.keep_releases else None
 
-    def close_round(row: FullRow) -> None:  # its checkpoint is on disk
+    def close_round(row: FullRow) -> None:  # it is called when the round's checkpoint is on disk
         file.close()
         record.print_round(row)
         health = Health()
@@ -443,7 +444,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
             record.say(f"{count} nodes have signed the head of round {row['round']}")
 
     def run() -> None:
-        with folder.lock():  # by which `fedlgm deploy run` sees that this process lives
+        with folder.lock():  # by the lock, `fedlgm deploy run` sees that this process lives
             done = _settle_attempt(file, folder)
             # The nodes of a round that continues have been charged for it.
             if need := remaining_need(

@@ -92,7 +92,7 @@ def run(
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
         return target.verified_result()
-    with target.lock():  # by the ServerApp of a command that was killed, for example
+    with target.lock():  # the ServerApp of a killed command, for example, may still hold the lock
         pass
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
@@ -112,7 +112,7 @@ def _submit_and_follow(
     say: Callable[[str], None],
     watch: Watch,
 ) -> RunSummary:
-    if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
+    if os.access(folder.signer.runs, os.W_OK):  # otherwise the signer's user has registered the run
         _registration_of(recipe, folder).save(folder.signer.runs, target.path.name)
     here = {
         "deployment": str(folder.path),

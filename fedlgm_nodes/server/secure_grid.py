@@ -201,7 +201,7 @@ class _Attempt:
         self._shares: dict[int, tuple[dict[int, str], str]] = {}  # client -> its answer to "share"
         self._delivered: dict[int, dict[int, str]] = {}
         self._shared_at = 0.0
-        self._kept: OpenAttempt | None = None  # as it is on disk
+        self._kept: OpenAttempt | None = None  # the attempt as it is on disk
         self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
         self.guilty = dict[int, str]()
         self.next: _Attempt | None = None

@@ -23,7 +23,7 @@ from fedlgm.wire import printable
 from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.protocol import frames
 
-_LOOK_S = 1.0  # between looks for the service's process
+_LOOK_S = 1.0  # seconds between looks for the service's process
 END_S = 10.0
 _LONGEST_ERROR = 1000  # characters
 _log = logging.getLogger("fedlgm.node")

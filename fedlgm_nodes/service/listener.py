@@ -62,7 +62,7 @@ class Listener:
         stop = self._stop
         # before the socket exists, which shows that the service is up
         for number in (signal.SIGTERM, signal.SIGINT):
-            # not in the main thread
+            # this fails outside the main thread
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = _listen(self._folder.socket, self._policy.socket.group)

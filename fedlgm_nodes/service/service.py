@@ -522,7 +522,7 @@ class Service:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
                 asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
-                if self._failed is None:  # else the record is not the right one
+                if self._failed is None:  # otherwise this record may not be the right one
                     self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
                 raise
         except LedgerError as error:

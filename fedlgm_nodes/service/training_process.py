@@ -93,7 +93,7 @@ class TrainingProcess(ChildProcess):
         layers = layers_of(header["layers"])
         model = np.zeros(layers.size, np.float32) if model is None else model
         parsed = parse_plan(layers, plan, self._policy)
-        asked = Work.model_validate(work)  # which the process has checked
+        asked = Work.model_validate(work)  # the process has already checked the work
         self._current = Request(round, parsed, plan, model, asked, self.data_digest)
         return self._current
 

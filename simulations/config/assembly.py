@@ -67,7 +67,7 @@ class Assembly:
             FedlgmError: the message gives the problem and the remedy.
         """
         self.data.partition  # noqa: B018
-        with torch_threads(self.recipe.run.threads):  # as in the run
+        with torch_threads(self.recipe.run.threads):  # the same number of threads as in the run
             module, mechanism = self.model.check(), self.model.mechanism
             plan = self.privacy.check()
             if isinstance(mechanism, PlansFromAnswers):

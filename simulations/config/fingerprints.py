@@ -167,7 +167,7 @@ def _class_words(kind: type) -> Iterator[str]:
         if _is_known(base):
             continue
         for name, method in sorted(vars(base).items()):
-            # not what dataclasses make
+            # methods that dataclasses generate are left out
             if isinstance(method, FunctionType) and (text := _source(method)) is not None:
                 yield name
                 yield text

@@ -85,7 +85,7 @@ def lay_over(raw: dict[str, Any], layer: Mapping[str, Any]) -> None:
         layer: sections and values of the later source; None removes one.
     """
     if layer.keys() - {"name", "run"}:
-        raw.pop("title", None)  # it described the recipe as it was
+        raw.pop("title", None)  # the title described the recipe before the changes
     for section, value in layer.items():
         below = raw.pop(section, {})
         if isinstance(value, dict) and isinstance(below, dict):
@@ -138,7 +138,8 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
-            # not TOML, numbers of thousands of digits, lists nested without end
+            # the value is not TOML, has thousands of digits, or has lists that are nested too
+            # deeply
             yield path, value
 
 

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedlgm import mechanisms
-from fedlgm import noise as noises  # whose correlations load SciPy's optimisers
+from fedlgm import noise as noises  # not its correlations, which load SciPy's optimisers
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of

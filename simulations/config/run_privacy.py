@@ -122,7 +122,7 @@ class RunPrivacy:
         exempt = self.model.data.spent is not None or not plan.protected
         if self.recipe.run.patience is None or exempt:
             return plan
-        from fedlgm.privacy.accounting import composed_epsilon  # which workers do without
+        from fedlgm.privacy.accounting import composed_epsilon  # workers do not need this import
 
         epsilon, delta = facts.budget()
         cost = composed_epsilon(self.method.events(plan), delta, facts.accountant)

@@ -226,7 +226,7 @@ def _end_with(parent: int) -> None:
     handles.
     """
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -244,7 +244,7 @@ def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver
     workers: set[int] = set()
     while True:
         asked, handles, _, _ = socket.recv_fds(line, 1, 1)
-        for worker in list(workers):  # those that are gone leave nothing behind
+        for worker in list(workers):  # ended workers are reaped
             if os.waitpid(worker, os.WNOHANG)[0] != 0:
                 workers.remove(worker)
         if not asked:

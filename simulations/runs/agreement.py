@@ -66,8 +66,9 @@ def check_summary(
         "unit": recipe.unit,
         "guarantee_status": "none" if math.isinf(figures["epsilon"]) else guarantee.status,
     }
-    del true["guarantee"]  # its words are derived again and not read
-    if "attack_rates" not in result and "attack" not in result:  # added after the first release
+    del true["guarantee"]  # the words of the guarantee are derived again and not read
+    # these figures were added after the first release of fedlgm
+    if "attack_rates" not in result and "attack" not in result:
         del true["attack_rates"], true["attack"]
     if multiplier is not None:
         true["noise_multiplier"] = multiplier

@@ -72,7 +72,8 @@ class RunFolder:
         self.path, self.made_with = path, made_with
         # clients, versions, sources of users' objects
         self.provenance = ProvenanceFile(path / "provenance.json")
-        self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
+        # the run continues from the newest checkpoint
+        self.checkpoints = Checkpoints(path / "checkpoints")
         self.diverged = DivergedFile(path / "diverged.json")  # divergence of the last attempt
         self.metrics = RowFile(path / "metrics.jsonl", RoundRow)
         # Further rows of each round, only for the operator. In an audited run they show which

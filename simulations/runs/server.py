@@ -79,7 +79,7 @@ def serve(
             checkpoint of the last.
         FedlgmError: the run ends for another reason; the message says why.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # the rows of a run show its progress
     nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
         if (summary := folder.final_summary()) is not None:

@@ -51,7 +51,7 @@ def kind_of(target: str) -> Kind:
         return "run"
     if target in recipes.names() or path.is_file():
         return "recipe"
-    if is_reference(target):  # after paths, which may have a colon in them, too
+    if is_reference(target):  # this comes after paths, because a path may hold a colon, too
         return "mechanism"
     similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
     hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"

@@ -46,7 +46,7 @@ def beginnings() -> DataSet:
     assert isinstance(whole.train_x, np.ndarray)
     assert isinstance(whole.test_x, np.ndarray)
     assert whole.train_user is not None
-    user = whole.train_user  # in order: every chapter's windows lie together
+    user = whole.train_user  # the windows of every chapter lie together
     first = np.arange(len(user)) - np.searchsorted(user, user) < WINDOWS
     x, y = whole.train_x[first], whole.train_y[first]
     tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # through the whole book

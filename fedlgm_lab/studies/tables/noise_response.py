@@ -141,7 +141,8 @@ def responses(setting: Setting, store: Kept, seed: int) -> Row:
     def outputs(model: Tensor) -> Tensor:
         layers.load_(module, model)
         logits = module(images).double()
-        centred: Tensor = logits - logits.mean(1, keepdim=True)  # what softmax sees
+        # softmax depends only on the centred logits
+        centred: Tensor = logits - logits.mean(1, keepdim=True)
         return centred
 
     base, row, whole = models(0), {}, setting.rate * push
