@@ -311,7 +311,9 @@ class Ask(_Section):
 
     @property
     def server_keys(self) -> list[str]:
-        """Keys that may sign a question. If the list is empty, any sender may ask."""
+        """Keys, one of which must have signed a question. If the list is empty, any sender may
+        ask.
+        """
         return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
 
     @field_validator("server_key", "next_server_key")

@@ -23,7 +23,7 @@ from fedlgm_nodes.protocol.messages import sha256
 COMPLETE = 200
 """Largest cohort in which everyone is everyone's neighbour whatever the threshold."""
 _UNSAFE = 128
-"""Bits of the probability that one node of a cohort has too many colluders as neighbours. 40 bits
+"""Bits of the probability that colluders lie too close together on the ring of one cohort. 40 bits
 remain after 2^88 cohorts that a server may try."""
 _VOID = 20
 """Bits of the probability that too few neighbours of some node answer, if n - t nodes drop out at
