@@ -35,7 +35,7 @@ from fedlgm.wording import alternatives, describe_problem
 from fedlgm_nodes.protocol.messages import PROTOCOL, Name, public_key
 
 _ROUNDING = 1 + 1e-6
-_LARGEST_SCALE = 2.0**100  # of noise; beyond it float64 sums overflow
+_LARGEST_SCALE = 2.0**100  # largest scale of noise; with a larger scale, float64 sums overflow
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
 LIVE = ("privacy", "allow", "ask", "limits")
@@ -86,7 +86,7 @@ class Node(_Section):
 class People(_Section):
     """[data] people: which people's rows this node uses (see `fedlgm_nodes.service.people`)."""
 
-    column: str = Field(min_length=1)  # of pseudonyms
+    column: str = Field(min_length=1)  # column of pseudonyms
     elsewhere: str = Field(min_length=1)  # file of the pseudonyms whose data other nodes use
 
 
@@ -104,7 +104,7 @@ class Data(_Section):
         str, Annotated[tuple[float, float], LISTED]
     ] = {}  # csv, parquet: public mean and deviation of columns
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
-    options: dict[str, Any] = {}  # of the loader
+    options: dict[str, Any] = {}  # options of the loader
     shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
     classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
     class_names: Annotated[
@@ -155,7 +155,8 @@ class Privacy(_Section):
     trust: Annotated[tuple[Trust, ...], LISTED] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
-    exact_sums: bool = False  # example-level steps add up in float64, asked for or not
+    # gradients of example-level steps are summed in float64, whether or not the server asks for it
+    exact_sums: bool = False
     # nodes at which one person has rows, at most; None: not known
     overlap: int | None = Field(default=None, ge=1, le=100)
 
@@ -187,7 +188,8 @@ class Allow(_Section):
     mechanisms: Annotated[tuple[str, ...], LISTED]
     models: Annotated[tuple[str, ...], LISTED]
     tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
-    options: dict[str, dict[str, list[Any]]] = {}  # of mechanisms: the values that may be asked for
+    # mechanism -> option -> values that may be asked for
+    options: dict[str, dict[str, list[Any]]] = {}
     weights: dict[
         str, str
     ] = {}  # initial weights of models: SHA-256 of a safetensors file -> its path on this node
@@ -298,18 +300,20 @@ class Ask(_Section):
     """[ask]: parties that may ask, and how often."""
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
-    next_server_key: str = ""  # of the same server, which replaces its key
+    next_server_key: str = ""  # new key of the same server, while it replaces its key
     runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
     approval: Literal["policy", "operator"] = "policy"
-    # rounds of a run from one answered question to the next
+    # least distance in rounds between two answered questions of a run
     min_separation: int = Field(default=1, ge=1)
 
     @property
     def server_keys(self) -> list[str]:
-        """Keys of which one must have signed a question; empty: any sender may ask."""
+        """Keys, one of which must have signed a question. If the list is empty, any sender may
+        ask.
+        """
         return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
 
     @field_validator("server_key", "next_server_key")
@@ -335,7 +339,8 @@ class Limits(_Section):
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
     threads: int = Field(default=1, ge=1, le=1024)
-    training_idle_seconds: float = Field(default=300.0, gt=0)  # until training gives back memory
+    # seconds after which training gives back memory
+    training_idle_seconds: float = Field(default=300.0, gt=0)
     kept_replies: int = Field(default=4, ge=0)
 
 
@@ -354,8 +359,9 @@ class Distributed(_Section):
         dict_keys([0, 2])
     """
 
-    min_cohort: int = Field(ge=2)  # nodes, at least, among which a node's vector is hidden
-    # nodes of the cohort that may collude with the server; the others' noise has to suffice
+    min_cohort: int = Field(ge=2)  # least number of nodes among which a node's vector is hidden
+    # number of nodes of the cohort that may collude with the server; the noise of the others has to
+    # suffice
     max_colluders: int = Field(ge=0)
     # Ed25519 keys of all clients' services, by client number; "": none
     peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
@@ -377,7 +383,7 @@ class Distributed(_Section):
                 ) from None
             if (
                 other := owners.setdefault(key, client)
-            ) != client:  # it would count as two nodes, and hold two shares
+            ) != client:  # one service would count as two nodes and hold two shares
                 raise ValueError(f"clients {other} and {client} have the same key")
         return value
 
@@ -492,7 +498,8 @@ class Policy(_Section):
             raise Refusal("privacy", "a plan without a guarantee")
         self._admit_people(facts.overlap)
         names = [noisy.query.name for noisy in plan.queries]
-        if len(set(names)) < len(names):  # each is cheap, and is computed in every step
+        # a single query is cheap, but every query is computed in every step
+        if len(set(names)) < len(names):
             raise Refusal("plan", "a duplicate auxiliary query")
         if plan.bounded_by == "trainer":
             self._admit_steps(plan)
@@ -531,8 +538,9 @@ class Policy(_Section):
             )
 
     def _admit_people(self, assumed: int) -> None:
-        """Refuse a run whose epsilon is a person's at fewer nodes than this node's people are at,
-        or at a number that this node does not know.
+        """Refuse a run whose epsilon is stated for a person with rows at fewer nodes than this
+        node's people may have. Also refuse it if this node does not know at how many nodes its
+        people have rows.
         """
         overlap = self.privacy.overlap
         if assumed > 1 and overlap is None:
@@ -549,8 +557,8 @@ class Policy(_Section):
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
-        """Refuse example-level steps that this node does not make; it adds the noise to every step
-        itself.
+        """Refuse example-level steps that this node does not make. The node itself adds the noise
+        to every step.
         """
         if self.privacy.unit != "example":
             raise Refusal(
@@ -560,7 +568,8 @@ class Policy(_Section):
                 "whole update",
             )
         steps = plan.facts.steps
-        if steps is None:  # with them, the facts themselves refuse another trust than local
+        # if a plan has steps, its facts themselves refuse any trust other than local
+        if steps is None:
             raise Refusal("privacy", "example-level steps whose noise the server adds")
         if plan.family != "gaussian":
             raise Refusal("plan", "example-level steps with noise other than Gaussian")

@@ -65,7 +65,7 @@ class RunResult(Figures):
 
     @property
     def epsilon(self) -> float:
-        """Proven epsilon at the recipe's delta, which is infinite for releases that are not
+        """Proven epsilon at the recipe's delta. It is infinite for releases that are not
         private.
         """
         return float(self["epsilon"])
@@ -106,16 +106,16 @@ class RunResult(Figures):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the final model on the test set: the task's, and those of
-        `simulate(metrics=...)`.
+        """All metrics of the final model on the test set: the metrics of the task, and the metrics
+        given to `simulate(metrics=...)`.
         """
         return dict(self["metrics"])
 
     @cached_property
     @plain_defaults()
     def history(self) -> list[RoundRow]:
-        """One public row per round (see `simulations.runs.rows.RoundRow`), after row 0 with the
-        "metrics" of the initial model, which is evaluated when the history is first read.
+        """One public row per round (see `simulations.runs.rows.RoundRow`), after row 0. Row 0 holds
+        the "metrics" of the initial model, which is evaluated when the history is first read.
 
         Raises:
             DataError: the test data are no longer there.
@@ -201,7 +201,7 @@ class RunResult(Figures):
 
     @plain_defaults()
     def module(self) -> nn.Module:
-        """The model as it was trained, whose outputs the task's loss takes. The errors are those of
+        """The model as it was trained. The task's loss takes its outputs. The errors are those of
         `model`.
         """
         return self._folder.checkpoints.into(
@@ -258,8 +258,8 @@ class RunResult(Figures):
 
     @plain_defaults()
     def audit(self, **options: Any) -> Any:
-        """Audit the run: a lower bound on its leakage, from its canaries or from its noise, drawn
-        again from its seed.
+        """Audit the run. The result is a lower bound on its leakage. It comes from the run's
+        canaries, or from its noise, which is drawn again from the seed.
 
         Example:
             >>> import simulations, tempfile
@@ -336,9 +336,9 @@ def simulate(
         True
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default: `lora` for a model of
-            `transformers` or `peft` or a function that returns one, and else `digits`. The
-            following arguments replace its model, task, data and so on.
+        recipe: a bundled recipe's name, a file, or a `Recipe`. The default is `lora` for a model of
+            `transformers` or `peft`, or for a function that returns such a model. Otherwise the
+            default is `digits`. The following arguments replace its model, task, data and so on.
         model: an `nn.Module`, whose weights are the public initial ones, or a class or function
             that returns one; models of `transformers` and `peft` are modules. Like task, data and
             mechanism, it may also be a bundled name or "package.module:name".
@@ -349,8 +349,8 @@ def simulate(
             data have their own clients; otherwise the recipe's partition divides the training set.
             Both parts may also be pandas frames or `datasets.Dataset` objects (see
             `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is
-            dropped, unless your recipe file or overrides state it, and if there are fewer than 20
-            clients all of them take part in every round of a bundled recipe.
+            dropped, unless your recipe file or overrides state it. If there are fewer than 20
+            clients, all of them take part in every round of a bundled recipe.
         users: the column of such tables that names each example's user, or the users of the
             training examples [n].
         mechanism: a `fedlgm.Mechanism`.
@@ -362,8 +362,9 @@ def simulate(
             `fedlgm.training.Trainer`. Its result is bounded like any update.
         noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.noise.correlation.Correlation` for as many rounds as the run has.
-        metrics: functions (outputs [n, ...], targets [n, ...]) -> number of the whole test set, by
-            name, in addition to the task's own metrics; both arguments are tensors on the CPU.
+        metrics: functions by name, (outputs [n, ...], targets [n, ...]) -> number for the whole
+            test set. They are added to the task's own metrics. Both arguments are tensors on the
+            CPU.
         evaluate: a function (round, module) -> {name: number} of the released model, called
             wherever the test set is evaluated, and once before the run on the initial model (round
             0). Its figures join the metrics. They cost no privacy on public data; on private data
@@ -375,8 +376,8 @@ def simulate(
             "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
             name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
-        progress: called with each round's row; by default a line on standard error shows the
-            progress, in a log every 30 seconds; False shows nothing.
+        progress: called with each round's row. By default a line on standard error shows the
+            progress, and a log gets a line every 30 seconds. False shows nothing.
         options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see
             `simulations.launch.simulate`).
 

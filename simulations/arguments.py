@@ -34,11 +34,11 @@ _COMPARED = ("mechanism", "model")
 _FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
 LORA = "lora"
 """Recipe of a Hugging Face model, if none is named."""
-_FIRST = ("run.seed",)  # of several sections' keys of one name, the one that is meant
+_FIRST = ("run.seed",)  # the key that is meant if several sections have a key of this name
 
 
 def apart(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Overrides of the recipe for the arguments that are names, and the objects among the others.
+    """The arguments that are names, as overrides of the recipe; and the arguments that are objects.
 
     Args:
         given: arguments of `simulate` that take names or objects.
@@ -71,7 +71,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
     Args:
         function: name of the function, for the message.
         options: arguments that the function does not have.
-        known: those of the arguments that it passes on.
+        known: names of the arguments that the function passes on.
 
     Raises:
         ConfigError: there is another argument.
@@ -97,7 +97,7 @@ def correlation_keys(noise: Any) -> dict[str, Any]:
     """Recipe keys of a correlation passed as an object; the recipe stores all of it.
 
     Raises:
-        ConfigError: the object is something else.
+        ConfigError: the object is not a correlation.
     """
     if noise is None:
         return {}
@@ -119,8 +119,8 @@ def resolve(
     that are names, the changes.
 
     Args:
-        recipe: a recipe's name or file, or a `Recipe`; default: `lora` for a Hugging Face model, or a
-            function that returns one, and else `digits`.
+        recipe: a recipe's name or file, or a `Recipe`. The default is `lora` for a Hugging Face
+            model, or for a function that returns such a model. Otherwise the default is `digits`.
         given: arguments of `simulate` that take names or objects, and `noise`.
         changes: overrides, each in turn.
 
@@ -140,7 +140,8 @@ def resolve(
     default = LORA if recipe is None and is_huggingface(instance_of(own.model)) else recipe
     raw = default.plain_values() if isinstance(default, Recipe) else recipes.read(default)
     if default is not recipe:
-        raw.pop("task", None)  # that of the recipe's own text; the model's head has another
+        # the recipe's task belongs to its own text; the model's head has another task
+        raw.pop("task", None)
     own.into(raw)
     bundled = own.data is not None and (recipe is None or recipe in recipes.names())
     if bundled:
@@ -154,6 +155,6 @@ def resolve(
         chosen = any("data.partition" in dict(settings(change)) for change in (names, *changes))
         if not chosen and not RunData(resolved, own).task.labels(own.data.train_y):
             for change in (["data.partition=iid"], *changes):
-                override(raw, change)  # with its options of a partition, which are then refused
+                override(raw, change)  # the user's options of another partition are then refused
             resolved = recipes.Recipe.model_validate(raw)
     return resolved, own

@@ -52,14 +52,14 @@ def offer_to_continue(run: Path | None, engine: str) -> Iterator[Callable[[Path]
 
     try:
         yield set_folder
-    except DivergedError:  # going on would lead there again
+    except DivergedError:  # a continued run would diverge again
         raise
     except BaseException as error:
         refused_again = isinstance(error, FedlgmError) and run is not None
         if folder is None:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 report_interruption("interrupted before the run had begun: nothing was written")
-        elif folder.exists() and not refused_again:  # a refused run has left none
+        elif folder.exists() and not refused_again:  # a refused run has left no folder
             how = "" if engine == "auto" else f" --engine {engine}"
             report_interruption(
                 f"interrupted; continue with: fedlgm simulate --resume {folder}{how}"
@@ -101,7 +101,8 @@ class _Stopped(SystemExit):
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.alarm(0)  # set by a handler of Ray's, which aborts the process after three seconds
+    # a handler of Ray's has set the alarm, which aborts the process after three seconds
+    signal.alarm(0)
     # an exception could be dropped there, or abort compiled code
     if _importing(frame) and _childless():
         end_at_once(number, frame)

@@ -50,8 +50,8 @@ def simulate(
         workers: processes that train; by default the machine's cores.
         ray_address: for "ray", a cluster to join instead of this machine.
         supernodes: for "flower", simulated SuperNodes. By default there is one per worker, which
-            serves whole blocks. With as many as there are clients every client is a separate node,
-            as in a deployment.
+            serves whole blocks. If there are as many SuperNodes as clients, every client is a
+            separate node, as in a deployment.
         progress: called with each round's metrics row.
         on_folder: called with the run folder as soon as it exists.
         own: users' objects that replace names in the recipe.

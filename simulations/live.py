@@ -22,7 +22,7 @@ _WIDTH = 79
 
 
 class _Cell(io.TextIOBase):
-    """One output of a notebook's cell, which each text replaces, so that a saved notebook has one
+    """One output of a notebook's cell. Each text replaces the output, so a saved notebook has one
     line and no carriage returns.
     """
 
@@ -44,7 +44,9 @@ def live_stream() -> TextIO | None:
 
 
 def _in_a_cell() -> bool:
-    """Whether a notebook's kernel runs this; a process may have imported one for something else."""
+    """Whether this runs in a notebook's kernel. A process may have imported a kernel for another
+    purpose.
+    """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")

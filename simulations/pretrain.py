@@ -86,7 +86,8 @@ def _docstrings() -> Iterator[str]:
                 continue
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of escapes in other people's strings
+                    # warnings about escapes in other people's strings
+                    warnings.simplefilter("ignore")
                     tree = ast.parse(file.read_bytes())
             except (SyntaxError, ValueError):
                 continue

@@ -14,7 +14,7 @@ OnProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress(name: str, shown: bool, total: int | None = None) -> Iterator[OnProgress]:
-    """A bar with the steps done, the last one's description and the remaining time.
+    """A bar with the steps done, the description of the last step and the remaining time.
 
     Args:
         name: name of the task.
@@ -54,7 +54,8 @@ def progress(name: str, shown: bool, total: int | None = None) -> Iterator[OnPro
         bar.start()
         bar.update(task, completed=done, total=total, what=escape(what))
 
-    if console.is_terminal:  # elsewhere an error before the first step stands alone
+    # outside a terminal, an error before the first step is printed without a bar
+    if console.is_terminal:
         bar.start()
     try:
         yield on_progress

@@ -19,7 +19,8 @@ Found = TypeVar("Found")
 
 
 def expand_home(path: Path) -> Path:
-    """A path of the command line, in which "~" is the user's home also where no shell says so.
+    """A path of the command line. In it "~" means the user's home, even if no shell has replaced
+    it.
 
     Example:
         >>> expand_home(Path("runs/first")).as_posix()

@@ -27,10 +27,10 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.reuse import require_rounds
 from strategies.releaser import Releaser
 
-# smallest variance, in units of half a column's range squared: noise may leave less, or a negative
-# one
+# smallest variance, in units of the square of half a column's range; noise may make a variance
+# smaller, or negative
 _LEAST = 1e-3
-_LARGEST = 1e30  # of a range: rows are float32
+_LARGEST = 1e30  # largest end of a range, because rows are float32
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Standardised:
 
     Attributes:
         data: data for `simulate(data=...)`. The ledger of a run on them holds the statistics, which
-            are part of its epsilon. Other training on its arrays counts them only after
+            are part of its epsilon. Other training on these arrays counts the statistics only after
             `data.spent.charge(ledger)`.
         mean: released mean of each column, float64 [d].
         deviation: released standard deviation of each column, float64 [d].
@@ -77,8 +77,8 @@ def standardise(
     operating system.
 
     The charge is durable before anything noisy exists. A second call with the same ledger needs
-    `continue_ledger=True`. A run on the result calibrates its noise to its remaining budget, and
-    composes both.
+    `continue_ledger=True`. A run on the result calibrates its noise to the budget that remains, and
+    composes both costs.
 
     Args:
         data: tables or arrays, as for `simulate`; one input [n, d].
@@ -165,7 +165,9 @@ def standardise(
 
 
 def _add_constants(columns: tuple[Column, ...], constants: Standardised) -> tuple[Column, ...]:
-    """The columns with the constants from their values in the table to the model's inputs."""
+    """The columns, with the constants that turn their values in the table into the model's
+    inputs.
+    """
     new_columns: list[Column] = []
     for column, mean, deviation in zip(
         columns, constants.mean.tolist(), constants.deviation.tolist(), strict=True
@@ -194,7 +196,8 @@ def _of_units(scaled: np.ndarray, data: DataSet, unit: str) -> np.ndarray:
     if unit != "client":
         raise ConfigError(f"unit must be 'example' or 'client', got {unit!r}")
     parts = _clients(data)
-    # A client without rows counts, with a contribution of zero: how many have some is private.
+    # A client without rows also counts, with a contribution of zero, because the number of clients
+    # that have rows is private.
     zero = np.zeros(2 * scaled.shape[1])
     return np.stack(
         [_of_units(scaled[part], data, "example").mean(0) if len(part) else zero for part in parts]

@@ -9,8 +9,7 @@ server can do the rest.
 Neighbouring relation: "replace-one" moves a sum of derivatives clipped to C_i by at most 2 C_i,
 "add-remove" by C_i. The divisor N is public under both. Sources: DP-CD (Mangold, Bellet, Salmon and
 Tommasi 2022); i.n.i.d. noise paper, section VI-A and Algorithm 2. The paper adds noise t_i to the
-update. Here the same noise, times N / tau_i, is added to the sum, as a client or an aggregator
-could do.
+update. Here the noise t_i N / tau_i is added to the sum, as a client or an aggregator could do.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def plan_descent(
         )
     rates, bounds = rate / m, clip * np.sqrt(m / m.sum())
     sensitivity = SENSITIVITY_FACTOR[relation] * bounds
-    if rule == "iid":  # of updates, which are rates times sums
+    if rule == "iid":  # noise of the updates; an update is a rate times a sum
         noise = noise_scales(family, rule, sensitivity * rates, budget) / rates
     else:  # the error of coordinate i's update is (tau_i / N)^2 times that of its sum
         noise = noise_scales(family, rule, sensitivity, budget, weights=rates**2)

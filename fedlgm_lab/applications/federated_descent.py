@@ -114,8 +114,8 @@ class ProximalStep:
         self._objective, self._plan, self._clients, self._rounds = objective, plan, clients, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next theta [K] from the current one and the released mean [K], which is zero except for
-        one coordinate.
+        """Next theta [K], from the current theta and the released mean [K]. The mean is zero except
+        in one coordinate.
         """
         i = self._rounds % len(model)
         self._rounds += 1

@@ -25,8 +25,8 @@ class Settings(Section):
 
     Attributes:
         epsilon: budget of the whole run.
-        delta: delta of the budget; default: 0 for Laplace noise and 1/N^2 of N rows for Gaussian
-            noise.
+        delta: delta of the budget. The default is 0 for Laplace noise and, for Gaussian noise,
+            1/N^2 with N rows.
         clients: number of clients among which the rows are divided.
         seed: public seed of a simulation.
     """

@@ -140,7 +140,8 @@ def _first_linear(
     for index, layer in enumerate(observation.layers.layers):
         slots = {slot.name: slot for slot in layer.slots}
         weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
-        # Bounded apart, weight and bias have different scales: then division says nothing.
+        # If weight and bias are bounded separately, they have different scales, and their quotient
+        # says nothing.
         if weight is not None and bias is not None and observation.visible[index]:
             return index, weight, bias
     return None

@@ -20,7 +20,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.training.devices import fork_rng
 
 FEATURES = 32
-_LEAST = 2  # images of which a covariance can be taken
+_LEAST = 2  # least number of images for a covariance
 
 
 def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:

@@ -1,11 +1,11 @@
 """Reconstruction of a class with a generative adversarial network, by a curious participant of a
 federation.
 
-The released global models serve as discriminator: a generator learns images that they assign to a
-class which the attacker does not hold (Hitaj, Ateniese and Perez-Cruz, CCS 2017). As in the LaDP-FL
-paper's threat model, the attacker follows the protocol. In addition to the global model it trains a
-real-or-generated discriminator on its own images (an ACGAN, Odena, Olah and Shlens, ICML 2017), and
-its generator draws every class that it knows.
+The released global models serve as discriminator. A generator learns to make images that these
+models assign to a certain class, which the attacker does not hold (Hitaj, Ateniese and Perez-Cruz,
+CCS 2017). As in the LaDP-FL paper's threat model, the attacker follows the protocol. In addition to
+the global model it trains a real-or-generated discriminator on its own images (an ACGAN, Odena,
+Olah and Shlens, ICML 2017), and its generator draws every class that it knows.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round

@@ -1,9 +1,9 @@
 """Frechet Inception distances for users who have the weights; nothing is downloaded.
 
 The network and its preprocessing are torch-fidelity's, and the distance is
-`fedlgm_lab.attacks.frechet.frechet_distance`. Values therefore compare only with those of papers
-that use the same weights. Inception has 2,048 features, and a few hundred small grey images say
-little about their covariance. `PublicClassifier` is therefore the default.
+`fedlgm_lab.attacks.frechet.frechet_distance`. Values are therefore comparable only with the values
+in papers that use the same weights. Inception has 2,048 features, and a few hundred small grey
+images say little about their covariance. `PublicClassifier` is therefore the default.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ from fedlgm_lab.attacks.observation import Observation
 
 OnStep = Callable[[int, int], None]
 _UNROLLED = (
-    10  # local steps that are simulated; longer training is simulated in as many longer steps
+    # largest number of simulated local steps; training with more steps is simulated by this number
+    # of longer steps
+    10
 )
 
 
@@ -42,7 +44,7 @@ class InversionSettings:
 
     Attributes:
         iterations: steps of Adam for each start.
-        restarts: random starts, of which the one with the least matching loss is kept. Without
+        restarts: number of random starts. The start with the least matching loss is kept. Without
             noise this loss separates good starts from bad ones. By default 4 without noise, 1 with
             it.
         lr: first learning rate; it falls to zero along a cosine. By default 0.3 without noise, 0.1

@@ -106,7 +106,7 @@ def likelihood_ratios(
 
     Args:
         target: confidence logits s of the target model, [n].
-        shadows: those of the shadow models, [S, n].
+        shadows: confidence logits of the shadow models, [S, n].
         membership: examples on which each shadow model was trained, bool [S, n].
         online: whether shadow models trained on the example are used.
         shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
@@ -138,9 +138,10 @@ def pooled(
 ) -> MembershipResult:
     """Attack each model, with the other pairs as shadow models, and pool the decisions.
 
-    The model's partner is set aside with it. Otherwise fewer of a member's shadow models would have
-    been trained with it than without it, and the scores would show this. Decisions about one
-    example in different models are not independent, so the intervals are somewhat too narrow.
+    The model's partner is set aside with it. Otherwise, of a member's shadow models, fewer would
+    have been trained with this member than without it, and the scores would show this. Decisions
+    about one example in different models are not independent, so the intervals are somewhat too
+    narrow.
 
     Args:
         scores: confidence logits, [M, n].

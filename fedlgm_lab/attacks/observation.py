@@ -110,8 +110,8 @@ class Observation:
 def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
     """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
 
-    In C y, whose noise is independent, row i is moved by C[i, t] times the contribution: the
-    least-squares estimate.
+    The noise of C y is independent, and the contribution moves row i of C y by C[i, t] times
+    itself. The result is the least-squares estimate.
     """
     noise = plan.facts.noise
     assert noise is not None

@@ -33,10 +33,10 @@ def relative_ratios(
     Args:
         target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability,
             [n].
-        shadows: those of the shadow models, [S, n].
+        shadows: confidence logits of the shadow models, [S, n].
         membership: units on which each shadow model was trained, bool [S, n].
-        online: whether models that saw a unit are used; otherwise Pr(x) comes from the models that
-            did not, corrected.
+        online: whether models that saw a unit are used. Otherwise Pr(x) is a corrected estimate
+            from the models that did not see the unit.
         gamma: see `GAMMA`.
 
     Raises:
@@ -66,8 +66,8 @@ def relative_ratios(
     marginal = sum(means) / 2 if online else ((1 + OFFLINE) * means[0] + 1 - OFFLINE) / 2
     ratios = _probability(target) / np.maximum(marginal, 1e-300)
     beaten = np.searchsorted(np.sort(ratios), ratios / gamma, side="right")
-    # Units that dominate as many others are told apart by their ratios: gamma close to 1 would do
-    # the same.
+    # Units that dominate the same number of other units are ordered by their ratios. A gamma close
+    # to 1 would do the same.
     return beaten / len(ratios) + 1e-6 * ratios / (1 + ratios)
 
 

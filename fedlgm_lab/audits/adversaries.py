@@ -1,8 +1,9 @@
 """Lower bounds on epsilon for each adversary of noise in shares: the server, and readers of
 released models.
 
-The noise is measured on releases through the public path, so that noise of too few nodes, or too
-little of each, is noticed. The distance of neighbouring sums is the same as in the probe.
+The noise is measured on releases through the public path. The audit therefore notices if too few
+nodes add noise, or if each adds too little. The distance of neighbouring sums is the same as in the
+probe.
 """
 
 from __future__ import annotations

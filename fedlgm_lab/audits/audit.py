@@ -32,8 +32,9 @@ from fedlgm_lab.audits.subject import Subject
 
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
-_ELEMENTS = 1 << 23  # numbers that all canaries' directions may take
-# of all rounds together, up to which a run that is one mechanism is drawn as a whole
+_ELEMENTS = 1 << 23  # largest total size of all canaries' directions, in numbers
+# largest number of coordinates, over all rounds, for which a run that is one mechanism is drawn as
+# a whole
 _COORDINATES = 1 << 25
 
 
@@ -42,11 +43,11 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes canary-aligned sums for Gaussian noise under central trust, the probe
-            for noise in shares, whose exact samples are slow, and a distinguisher elsewhere.
-            "probe" is deterministic; "distinguisher" tries one release many times;
-            "one-run-gaussian" and "one-run" put canaries into one run. A user's method is
-            registered (`register`) or named as "package.module:name".
+        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. It takes
+            the probe for noise in shares, because exact samples of this noise are slow, and a
+            distinguisher elsewhere. "probe" is deterministic; "distinguisher" tries one release
+            many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method
+            is registered (`register`) or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this
             probability; see `audits.level`.
         trials: releases of each population, for the distinguisher.
@@ -267,7 +268,7 @@ def watch(
         seed: seed of canaries and noise, which have separate rings; None draws it from the
             operating system.
         progress: called with (round, all).
-        publish: the release; another one to see whether an audit notices its defects.
+        publish: the release function; another function shows whether an audit notices its defects.
 
     Example:
         >>> record = watch(Subject.of("snr-consistent", rounds=2), count=8, presence="release", seed=1)

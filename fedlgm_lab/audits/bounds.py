@@ -222,7 +222,8 @@ def epsilon_one_run(
         thresholds, rejected, missed = part.frontier()
         hits, slips = part.inside.size - missed, part.outside.size - rejected
         guesses = hits + slips
-        # The most promising first: the others are then mostly ruled out at a glance.
+        # The most promising thresholds come first. Most of the other thresholds can then be ruled
+        # out quickly.
         promise = 1 - clopper_pearson_upper(slips, guesses, significance)
         best, chosen, precision = 0.0, math.inf, 0.5
         for i in np.argsort(-promise):

@@ -43,9 +43,11 @@ from fedlgm_lab.audits.record import CanaryRecord, Presence
 from fedlgm_lab.audits.scores import Array
 from fedlgm_lab.audits.whitening import Whitening
 
-_REPEATED = 1 << 22  # numbers of the sums of canaries that take turns, up to which they are kept
-_ABOVE = 8.0  # a canary's raw update over its bound: clipping must bring it down
-_IN = 0.9  # of the canaries with a coin per round; what is learnt grows with those that are in
+# largest size, in numbers, up to which the sums of canaries that take turns are kept
+_REPEATED = 1 << 22
+_ABOVE = 8.0  # norm of a canary's raw update over its bound, so that clipping must reduce it
+# share of the canaries with a coin per round that are in; more such canaries give more information
+_IN = 0.9
 _PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
 
 
@@ -59,7 +61,7 @@ class Canaries:
     Args:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
-        keys: the auditor's own ring, never that of the noise.
+        keys: the auditor's own ring, never the ring of the noise.
         presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of
             ten, each time in its direction or in the opposite direction by a fair coin, for bounds
             on single releases. With "run" a fair coin decides for the whole run, and an included
@@ -96,8 +98,9 @@ class Canaries:
             2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
         )
         self.rows: list[dict[str, Any]] = []
-        self._inserted: tuple[Tensor, Tensor, _Part] | None = None  # clients' sum, canaries', who
-        self._turns: dict[int, _Part] = {}  # of canaries that take turns
+        # clients' sum, canaries' sum, canaries that take part
+        self._inserted: tuple[Tensor, Tensor, _Part] | None = None
+        self._turns: dict[int, _Part] = {}  # parts of the canaries that take turns
         self._whitening: Whitening | None = None
         self._measured: _Measured | None = None
 

@@ -33,7 +33,7 @@ Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 """(0 or 1: which of two neighbouring inputs, source of randomness) -> released numbers, [n]."""
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
-_CERTAIN = 1e6  # log-likelihood ratio of what only one population can release
+_CERTAIN = 1e6  # log-likelihood ratio of a vector that only one population can release
 _PER_COORDINATE = (
     16  # trials from which a row of the covariance of everything released is estimated
 )
@@ -209,7 +209,9 @@ def audit_release(
 
 
 def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, with_: Array) -> None:
-    """Warn of an audit that passes whatever the noise is, or although numbers have none."""
+    """Warn of an audit that passes with any noise, or that passes although some numbers have no
+    noise.
+    """
     cannot_fail = (
         f"{trials} trials of each input show an epsilon of at most {most:.3g} if the noise is "
         f"unknown, and {epsilon:g} is reported: the audit cannot fail; raise trials, or pass "

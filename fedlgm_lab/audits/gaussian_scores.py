@@ -20,8 +20,8 @@ class NoiseSeen:
 
     Attributes:
         degrees: degrees of freedom of the noise's variance.
-        variance: this variance over the planned one, if measured separately; None uses the sums'
-            variance.
+        variance: this variance over the planned variance, if it was measured separately; None uses
+            the variance of the sums.
         length: length of the sum of all planned contributions in units of the noise; None uses the
             value for orthogonal canaries.
     """
@@ -70,10 +70,10 @@ def noise_ratio(
     """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a
     Gaussian release.
 
-    Observation i is ratio * planned_i + Gaussian noise of one common, unknown variance, which is
-    part of the tested quantity. The planned signals are in units of the planned noise, so a release
-    exactly as planned has the ratio 1. A release with ratio r costs as much as the planned release
-    with its noise divided by r.
+    Observation i is ratio * planned_i + Gaussian noise. The variance of this noise is unknown and
+    the same for all observations. It is part of the tested quantity. The planned signals are in
+    units of the planned noise, so a release exactly as planned has the ratio 1. A release with
+    ratio r costs as much as the planned release with its noise divided by r.
 
     The least-squares slope over its standard error has a noncentral t law, which is inverted. The
     bound is exact for independent Gaussian noise, and in all coordinates if the noise was observed
@@ -120,12 +120,12 @@ def noise_ratio(
     variance = noise.variance
     if variance is None:
         variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
-    # The residuals are rounding alone.
+    # The residuals consist of rounding errors only.
     if variance <= 1e-12 * slope**2:
         return math.inf
     error = (
         math.sqrt(signal) if noise.length is None else noise.length
-    ) / signal  # of the slope, in planned noise
+    ) / signal  # standard error of the slope, in units of the planned noise
     return (
         max(0.0, noncentral_t_lower(slope / (math.sqrt(variance) * error), freedom, confidence))
         * error
@@ -151,9 +151,9 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian
     noise.
 
-    The noise has one common, unknown variance in and out, so the noncentral t law of the two-sample
-    t statistic is inverted. A release with such a mu has epsilon =
-    `privacy.gaussian_epsilon(mu, delta)`.
+    The variance of the noise is unknown, and it is the same for canaries that are in and canaries
+    that are out. The bound therefore inverts the noncentral t law of the two-sample t statistic. A
+    release with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
         scores: independent scores with Gaussian noise.

@@ -17,9 +17,9 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-# first numbers that are compared: of a layer, of a round, and at least
+# how many first numbers are compared: most per layer, most per round, and fewest
 _HEAD, _HEADS, _FEWEST = 256, 4096, 8
-# of magnitudes; the first cell is for numbers without noise
+# edges of the cells of magnitudes; the first cell is for numbers without noise
 _EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 _PLANNED = np.diff(scipy.stats.chi(1).cdf([0.0, *_EDGES, np.inf]))
 
@@ -83,8 +83,8 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
 
 
 def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[int, int]]]:
-    """Significance |z| of rounds' correlations at each distance [T], and that of the most similar
-    two layers' noise.
+    """Significance |z| of the correlation between rounds at each distance, [T], and the
+    significance of the two layers whose noise is most similar.
 
     Two layers are compared in the numbers that both have, if these are eight or more. The
     correlations at one distance are the correlations of each layer with itself, over all rounds and
@@ -95,7 +95,8 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
             none.
 
     Returns:
-        The significances, the largest of any two, and (round, layer) of these two.
+        The significances, the largest significance of any two layers, and (round, layer) of these
+        two layers.
 
     Example:
         >>> noise = np.random.default_rng(0).normal(size=(3, 1, 100))
@@ -121,7 +122,7 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
         )
         sizes = np.minimum.outer(counts[new], counts[all_])
         cosines[sizes < _FEWEST] = 0.0
-        cosines[each, new.start + each] = 0.0  # with itself
+        cosines[each, new.start + each] = 0.0  # a layer is not compared with itself
         same_layer = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
         sums[: t + 1] += normal_quantile(cosines[same_layer], sizes[same_layer]).sum(axis=1)
         times[: t + 1] += np.sum(sizes[same_layer] >= _FEWEST, axis=1)

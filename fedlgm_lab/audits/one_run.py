@@ -76,7 +76,7 @@ def epsilon_at_ratio(
     """Epsilon of releases whose noise is the plan's noise divided by `ratio`.
 
     Args:
-        reported: reported figures, of which rate, relation and delta are used.
+        reported: reported figures; rate, relation and delta are used.
         signals: planned mu of each release, [T]; 0 where nothing was released.
         ratio: signal-to-noise over the planned one.
         quick: compute on a grid ten times as coarse, at a tenth of the cost, and subtract a
@@ -88,7 +88,7 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        # no more than they all cost
+        # this costs no more than all levels together
         levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [

@@ -16,7 +16,7 @@ Flags = npt.NDArray[np.bool_]
 CONFIDENCE = 0.999
 """Default confidence, at which on average one audit of sound releases in a thousand raises a false
 alarm."""
-XTOL = 1e-9  # of the roots that bounds are
+XTOL = 1e-9  # tolerance of the roots that give the bounds
 
 
 @dataclass(frozen=True)

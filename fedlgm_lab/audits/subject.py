@@ -45,11 +45,12 @@ from fedlgm.training.example_level.bounding import bound_gradients, scaled_sum
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the model on which mechanisms are tried by default."""
-_ABOVE = 8.0  # raw updates over their bounds
-_ANSWER = 1e6  # far above any bound
+_ABOVE = 8.0  # norm of raw updates over their bounds
+_ANSWER = 1e6  # an answer to a query, far above any bound
 _ROUNDS = 4
-_CLIENTS = 7  # an odd number: one client decides where a median lies
-# examples that agree, and one whose gradient is ten times the bound
+_CLIENTS = 7  # an odd number, so that one client decides where a median lies
+# number of examples that agree, their angle, and the norm of one further example's gradient over
+# the bound
 _BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0
 
 
@@ -145,7 +146,7 @@ class Subject:
             mechanism, label = name, name.name
         else:
             if variant == "published" and "clip" in mechanisms.options(name):
-                # what is published and not private there is only MedClip
+                # the only published variant that is not private is the one with MedClip
                 options.setdefault("clip", "med")
             mechanism = mechanisms.get(name, variant=variant, **options)
             label = name if variant == "sound" else f"{name} ({variant})"
@@ -242,7 +243,8 @@ class Subject:
             norms = np.stack([self.layers.norms(update).numpy() for update in updates])
             return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
         plan = self.method.plan(transcript)
-        if isinstance(mechanism, UsesPrivateUpdates):  # each client's own; the target comes last
+        # each client's own plan; the target comes last
+        if isinstance(mechanism, UsesPrivateUpdates):
             plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
         return plan
 
@@ -305,8 +307,8 @@ class Subject:
                     yield self.world(transcript, [*others, target], base), base
 
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Effective noise multiplier of every round, float64 [rounds], from that of a first
-        plan.
+        """Effective noise multiplier of every round, float64 [rounds], from the multiplier of a
+        first plan.
         """
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
@@ -327,8 +329,8 @@ class Subject:
 
         Args:
             plan: the first round's plan.
-            whole: all releases of a unit, with the run's sampling; otherwise one in which every
-                client takes part.
+            whole: whether to report all releases of a unit, with the run's sampling; otherwise one
+                release in which every client takes part.
         """
         multipliers = self.charged_multipliers(plan) if whole else self.multipliers(plan)[:1]
         if not plan.protected:
@@ -390,8 +392,8 @@ class Subject:
         return update
 
     def _populations(self) -> Iterator[list[Tensor]]:
-        """The other clients: similar, or in two halves that differ in their first layer (one client
-        sets medians).
+        """The other clients: similar clients, or two halves that differ in their first layer, so
+        that one client sets the medians.
         """
         reach, widths = self._reach() / _ABOVE, self.layers.sizes
         generator = self._generator(4)
@@ -407,8 +409,8 @@ class Subject:
             halves.append(update)
         yield halves
         if self.examples and len(widths) > 1:
-            # Examples that agree, nearly all in their first layer: weights of the batch hang on one
-            # of the second.
+            # Examples that agree, with nearly all of their norm in the first layer. Weights from
+            # the batch then depend on one example with its norm in the second layer.
             bound = float(np.linalg.norm(reach))
             agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(
                 1, bound * math.sin(_ANGLE)

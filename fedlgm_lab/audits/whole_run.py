@@ -113,7 +113,8 @@ def run_epsilon(
     if np.isinf(ratio):
         return float("inf")
     scaled = signals * ratio * SENSITIVITY_FACTOR[run.relation]
-    if run.sampling.amplifies:  # no group comes more often, or moves more, than the first
+    # no group takes part more often, or moves the release more, than the first group
+    if run.sampling.amplifies:
         shifts = (scaled * run.noise.column_norms())[::b]
         events = [
             (
@@ -273,8 +274,8 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which it was observed completely; without such rounds, that of the
-    canaries' sums.
+    """The noise of the rounds in which the noise was observed completely. Without such rounds, the
+    noise of the canaries' sums.
     """
     complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if complete.any():

@@ -33,7 +33,7 @@ from fedlgm_lab.certificate.verifier.replay import read_vectors
 
 CONFIDENCE = 0.999
 _BACKENDS = ("cpu", "torch")
-_ROUNDING = 1 + 1e-6  # of float64, in steps of the grid
+_ROUNDING = 1 + 1e-6  # tolerance for the rounding of float64, in steps of the grid
 NOT_COVERED = (
     (
         "that each contribution was bounded, that there are as many units as stated, and that they "
@@ -233,7 +233,8 @@ def check_release(
         place += part.size
         step, where = grid_step(part.sigma), f"layer {part.name} of round {number}"
         rest = v - z
-        # A sum may depend on the noise of earlier rounds, and so on correlated noise of this one.
+        # A sum may depend on the noise of earlier rounds. If noise is correlated, it then also
+        # depends on the noise of this round.
         if plan.family == "gaussian" and plan.facts.noise is None:
             errors.append(_check_slope(z, rest, levels.slope, where))
         if np.abs(rest - x).max(initial=0.0) > step * _ROUNDING:

@@ -41,8 +41,8 @@ def certify(
         run: run folder.
         key: PEM file of the operator's private key (Ed25519).
         out: file to write; default: `certificate.json` in the run folder.
-        anchors: signed heads of the run's releases, from witnesses, in addition to those of the
-            run's nodes (`releases/anchors.jsonl`).
+        anchors: signed heads of the run's releases, from witnesses. They are added to the heads
+            that the run's nodes have signed (`releases/anchors.jsonl`).
 
     Returns:
         The certificate's file. The model's file is `model.safetensors` in the run folder.

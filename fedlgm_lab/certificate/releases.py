@@ -123,7 +123,8 @@ class ReleaseLog:
         """See `ReleaseKeeper.keep`. A release that is repeated with the same bits is kept once."""
         assert self._ledger is not None
         released = noisy.cpu().numpy().astype("<f8").tobytes()
-        # Plans of correlated rounds differ in their position alone, which is that of the round.
+        # Plans of correlated rounds differ only in their position, which is the position of the
+        # round.
         text = replace(plan, position=None).to_json()
         record: dict[str, Any] = {
             "round": round,

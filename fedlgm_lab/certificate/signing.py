@@ -72,8 +72,9 @@ def public_hex(key: Ed25519PrivateKey) -> str:
 def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
 
-    The same key answers the same commitment with the same beacon, so that an operator cannot ask
-    for several and choose. Ed25519 signatures are deterministic, and secret until they are shown.
+    The same key answers the same commitment with the same beacon, so an operator cannot ask for
+    several beacons and choose one. Ed25519 signatures are deterministic, and secret until they are
+    shown.
 
     Raises:
         ConfigError: the text is neither.

@@ -24,7 +24,7 @@ SYNTHETIC = 2048
 """Number of synthetic examples, which are used if none are given."""
 MOST = 20_000
 """Largest number of examples that are used."""
-_HELD_OUT = 4  # one example in so many measures, the others train
+_HELD_OUT = 4  # one example in this number is used for measurements, the others for training
 
 
 def public_examples(
@@ -123,7 +123,8 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
     clients = _number(
         given.get("clients"), None if isinstance(given.get("users"), str) else given.get("users")
     )
-    owners = ("clients",) if named else ("clients", "users")  # a column is not a feature
+    # a column that names the users is not a feature
+    owners = ("clients",) if named else ("clients", "users")
     entries = {key: value for key, value in given.items() if key not in owners}
     return DataSet.from_mapping(entries | {"train": given["test"]}), clients
 
@@ -187,7 +188,7 @@ def _share_memory(first: Any, second: Any) -> bool:
         return False
     try:
         return np.shares_memory(arrays[0], arrays[1], max_work=1000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:  # only for arrays of odd strides
+    except np.exceptions.TooHardError:  # this happens only for arrays with irregular strides
         return False
 
 
@@ -222,7 +223,7 @@ def of_public(recipe: Recipe) -> Recipe:
     section = recipe.data
     scheme, options = section.partition, section.options
     if scheme == "natural" or is_object(scheme) or is_reference(scheme):
-        scheme, options = "iid", {}  # it divides the private examples
+        scheme, options = "iid", {}  # the recipe's own scheme divides the private examples
     replacement = Data(
         name="<public examples>", partition=scheme, partition_seed=section.partition_seed, **options
     )

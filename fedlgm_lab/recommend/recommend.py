@@ -36,12 +36,12 @@ from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""The scored allocations. max-snr-sum releases only one layer, which the score of a single round
-cannot judge."""
+"""The scored allocations. max-snr-sum is not among them, because it releases only one layer and the
+score of a single round cannot judge that."""
 STAGES = (0.3, 0.6, 0.9)
 """Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out
 loss."""
-_AT_CHANCE = 0.95  # share of the loss of a constant prediction that a warm-up has to get below
+_AT_CHANCE = 0.95  # a warm-up has to get below this share of the loss of a constant prediction
 
 
 class Recommendation(Figures):
@@ -93,9 +93,9 @@ def recommend(
         (-g . m)^2 / sum_l trace(H_l) (sigma_l / (q N))^2
 
     with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the
-    noise of layer l and q N the expected cohort. Scores are ratios to that of the flat Gaussian
-    mechanism at the same bound. They assume that each rule gets its own server learning rate.
-    docs/results/recommend.md compares predictions with runs.
+    noise of layer l and q N the expected cohort. Scores are ratios to the score of the flat
+    Gaussian mechanism at the same bound. They assume that each rule gets its own server learning
+    rate. docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.

@@ -12,7 +12,7 @@ class StageRow(TypedDict):
         steps: steps made so far.
         metrics: metrics on held-out public examples.
         initial_loss: loss of the initial model on the same examples.
-        ratios: score of each rule over that of the flat Gaussian.
+        ratios: score of each rule over the score of the flat Gaussian.
     """
 
     steps: int
@@ -48,7 +48,8 @@ class Advice(TypedDict):
         unit: "client" or "example".
         public: description of the examples.
         advice: recommendation in a sentence.
-        scores: score of each rule over that of the flat Gaussian, geometric mean over the stages.
+        scores: score of each rule over the score of the flat Gaussian, as the geometric mean over
+            the stages.
         stages: the models of the warm-up.
         layers: the model's layers.
         noise_multiplier: z of a release, over the bound.

@@ -99,7 +99,8 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
         if any(change.partition("=")[0].strip() == key for change in changes):
             raise ConfigError(f"--sweep varies {key}: leave out --set {key}, or leave out --sweep")
     with warnings.catch_warnings():
-        # of a delta that suits the recipe's population, not those of the rows
+        # warnings about the delta, which suits the recipe's population and not the populations of
+        # the rows
         warnings.simplefilter("ignore")
         base = recipes.load(recipe, changes)
         if base.unit != "client":

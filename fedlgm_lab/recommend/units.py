@@ -49,8 +49,8 @@ class Units(ABC):
         self.x = inputs.tensors(assembly.data.dataset.train_x)
         self.y = torch.from_numpy(assembly.data.dataset.train_y)
         self.warming = len(self.y) * 2 // 5
-        """Number of examples for the warm-up, taken first. The units have the others, which are new
-        to the model, as in a run."""
+        """Number of examples for the warm-up, which are taken first. The units have the other
+        examples, which are new to the model, as in a run."""
 
     @abstractmethod
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -68,8 +68,8 @@ class Units(ABC):
         """
 
     def _descend(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
-        """The model after one step of the recipe's local optimizer by each gradient, which is taken
-        in its turn.
+        """The model after the recipe's local optimizer has made one step by each gradient in
+        turn.
         """
         training = self.assembly.recipe.training
         self._weights.copy_(model)
@@ -115,7 +115,7 @@ class Clients(Units):
         self._server = assembly.model.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`; the optimizer is that of the clients, on the examples of all of them.
+        """See `Units`. The optimizer is the clients' optimizer, on the examples of all clients.
 
         Trainers other than the plain trainer may rely on the bound and on the server's step. They
         make rounds of one client with one batch each.

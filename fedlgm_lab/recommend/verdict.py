@@ -11,7 +11,7 @@ from collections.abc import Mapping
 FLAT = "gaussian"
 """The rule with which others are compared: one bound for the whole contribution."""
 LEVELLED = "water-filling"
-"""The rule with the flat bound that cuts the largest layers of an update first; for clients
+"""A rule with the flat bound, which cuts the largest layers of an update first. It is for clients
 only."""
 BETTER, WORSE = 1.2, 0.33
 """Ratios above and below which a rule is called better or worse than the flat one.

@@ -39,7 +39,7 @@ class Measurements:
     Attributes:
         unit: the run's unit.
         rates: rates of attacks on this unit.
-        others: names of attacks on another unit, which the bounds are not about.
+        others: names of attacks on another unit, to which the bounds do not apply.
         audited: lower bound on epsilon of an audit, and its delta; None without an audit.
     """
 
@@ -88,8 +88,8 @@ class Measurements:
     def line(self, alarms: np.ndarray) -> np.ndarray | None:
         """The line delta + e^epsilon a over rates a of false alarms, which some attack reaches.
 
-        It follows from the definition of the audited epsilon: at a smaller one, no attack would lie
-        above this line.
+        The line follows from the definition of the audited epsilon: if epsilon were smaller, no
+        attack could lie above the line.
         """
         if self.audited is None:
             return None

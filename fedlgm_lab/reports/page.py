@@ -53,7 +53,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The run's key figures by label, with the kind of guarantee for every epsilon."""
+    """The run's key figures by label. Every epsilon has the kind of its guarantee."""
     readers = (
         [("epsilon of readers", number(result["readers_epsilon"]))]
         if "readers_epsilon" in result
@@ -141,7 +141,7 @@ def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int]) -> list[LayerR
         layers: sizes by name, in order.
     """
     each = np.asarray(row["layer_noise"], dtype=float)
-    # Every layer's noise on the mean is that of one party times the same factor.
+    # Every layer's noise on the mean is the noise of one party times the same factor.
     factor = row["noise_norm"] / float(np.linalg.norm(each)) if each.any() else 0.0
     return [
         {

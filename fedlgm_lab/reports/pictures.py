@@ -22,9 +22,9 @@ from simulations.summaries.terminal import number
 
 _LINES = 8  # layers whose curves can still be told apart; more become a heat map
 _BARS = 28  # layers whose names fit beside bars
-_NARROW = 14  # letters of names of which three fit beside each other
-_TICKS = 9  # most intervals between rounds that have labels
-_COLUMNS = 500  # of a heat map; more clients than that share columns
+_NARROW = 14  # largest number of letters of names if three names fit beside each other
+_TICKS = 9  # largest number of intervals between labelled rounds
+_COLUMNS = 500  # largest number of columns of a heat map; more clients than that share columns
 
 
 @dataclass(frozen=True)

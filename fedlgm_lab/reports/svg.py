@@ -116,7 +116,7 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
     text = re.sub(
         r"font: ([\d.]+px) [^;\"]*", rf"font-size: \1; font-family: {_FONT}".replace("'", ""), text
     )
-    # Hundredths of a pixel are enough; what stands between tags is text and stays.
+    # Hundredths of a pixel are enough. The text between tags is not changed.
     text = re.sub(
         r"<[^>]*>", lambda tag: re.sub(r"(?<![\w.])(-?\d+\.\d{2})\d+", r"\1", tag[0]), text
     )

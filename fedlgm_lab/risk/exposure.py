@@ -39,13 +39,15 @@ from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
 FEATURES = 256
-"""Numbers per example that an adversary sees: larger outputs are projected at random."""
+"""Largest number of values per example that an adversary sees. Larger outputs are projected at
+random."""
 _QUANTILES = torch.linspace(0.0, 1.0, 17)
 """Quantiles of an example's output, which the adversary sees too, since outliers may be at any
 coordinate."""
 LEAST = 40
 """Least number of public examples."""
-# times in a shadow model's training at which its gradients are looked at, and of how many
+# number of times in a shadow model's training at which its gradients are measured, and number of
+# examples
 _LOOKS, _LOOKED_AT = 5, 256
 
 
@@ -79,7 +81,7 @@ class ShadowTraining:
     Attributes:
         members: share of the public set on which the shadow model is trained.
         epochs: passes of the shadow model.
-        lr: its learning rate (Adam).
+        lr: learning rate of the shadow model (Adam).
         batch_size: examples per step of shadow model and adversaries.
         adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of
             64).

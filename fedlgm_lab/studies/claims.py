@@ -24,11 +24,12 @@ class Checked(Difference):
 
     Attributes:
         mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
-            (see `Difference`). NaN if fewer than two seeds have figures of both sides. Of a ranking
-            it is the difference of the neighbours that support it least.
+            (see `Difference`). NaN if fewer than two seeds have figures of both sides. For a
+            ranking, it is the difference between the two neighbours that support the ranking least.
         says, paper, metric, expect, effect: see `Claim`.
         margin: largest difference that counts as equal, as not lower, or as level.
-        p_holm: p of the claim or its contrary, adjusted for the study's claims.
+        p_holm: p-value of the claim or of its contrary, adjusted for the number of the study's
+            claims.
         outcome: see `check`.
         needed: number of seeds that would decide; None if none is known.
         evidence: the figures of both sides, with their seeds.
@@ -93,12 +94,13 @@ def check(
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
-    A direction is reproduced if the difference has it and differs from 0 (from `at_least`, if the
-    claim has it), and refuted if it is on the other side. Equality is reproduced if the difference
-    is within the margin, and refuted if it is beyond it; "not lower" is reproduced if it is above
-    -margin, and refuted if it is below. A ranking is reproduced if all neighbours are in its order,
-    and refuted if any two are reversed. All this is decided by p < 0.05, adjusted by Holm's method
-    over the study's claims.
+    A direction is reproduced if the difference has this direction and differs from 0, or from
+    `at_least` if the claim has it. It is refuted if the difference is on the other side. Equality
+    is reproduced if the difference is within the margin, and refuted if the difference is beyond
+    it. "Not lower" is reproduced if the difference is above -margin, and refuted if the difference
+    is below it. A ranking is reproduced if all neighbours are in its order, and refuted if any two
+    are reversed. All of this is decided by p < 0.05, adjusted by Holm's method over the study's
+    claims.
 
     A direction that is not decided may be "level": the difference is within the claim's margin. Or
     it has "effect excluded": the difference falls short of the paper's. Both have p < 0.05,
@@ -189,8 +191,8 @@ def count_once(checked: Sequence[Checked]) -> list[Checked]:
 def _figures(
     claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
 ) -> tuple[list[list[tuple[Any, float, float]]], bool]:
-    """(seed, figure of one side, figure of the other) of every cell that both sides have; a list of
-    them for each step of a ranking. The flag says whether every seed has both figures.
+    """(seed, figure of one side, figure of the other side) of every cell that both sides have, in
+    one list for each step of a ranking. The flag says whether every seed has both figures.
     """
     subset = frames.at(frame, claim.at)
     steps: list[Sides] = [("method", claim.a, claim.b)]

@@ -98,7 +98,7 @@ def _figures(study: Study) -> DataFrame:
 
 
 def _leads(study: Study, done: DataFrame, first: str, other: str) -> list[Row]:
-    """Differences between two methods in the cells of which both have two seeds."""
+    """Differences between two methods, in the cells for which both methods have two seeds."""
     leads = []
     for cell in frames.cells_of(done, study.compared_keys, {}):
         for metric in (study.headline, *_NOISES, "claimed_epsilon"):
@@ -198,7 +198,7 @@ def budget(row: Row) -> str:
 
 
 def _mean_and_std(cell: Row, name: str) -> str:
-    """Mean and standard deviation, which one run does not have."""
+    """Mean and standard deviation. A single run has no standard deviation."""
     spread = f" ± {format_metric(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
     return f"{format_metric(name, cell[name])}{spread}"
 

@@ -96,7 +96,8 @@ def draw(
             continue
         by_tick = {tick: frames.at(rows, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
         by_tick = {tick: figures for tick, figures in by_tick.items() if len(figures)}
-        if not by_tick:  # what no value of the key changes, such as a budget without privacy
+        # no value of the key changes this method's figures, such as a budget without privacy
+        if not by_tick:
             axes.axhline(rows[y].mean(), color=f"C{index}", linestyle=":", label=label)
             continue
         at = np.array([tick if numeric else ticks.index(tick) for tick in by_tick], dtype=float)
@@ -160,7 +161,9 @@ def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -
 
 
 def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:
-    """Bounds of the spread of figures; the mean itself if there are fewer than two."""
+    """Bounds of the spread of figures. They are the mean itself if there are fewer than two
+    figures.
+    """
     mean = float(values.mean())
     if len(values) < 2:
         return mean, mean

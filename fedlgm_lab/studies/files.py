@@ -181,8 +181,8 @@ def elsewhere() -> dict[str, Elsewhere]:
 
 
 def maker_of(name: str | None) -> str | None:
-    """The maker of that name, or of the paper's table or figure of that name; None if a grid of
-    runs makes it, or nothing.
+    """The maker of that name, or the maker of the paper's table or figure of that name. None if a
+    grid of runs makes the table or figure, or if nothing makes it.
 
     Example:
         >>> maker_of("003-table-3")

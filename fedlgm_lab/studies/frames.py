@@ -23,7 +23,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.headline import is_share
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
-_ALARMS = "0.01"  # rate of false alarms at which tables state what an attacker can find
+_ALARMS = "0.01"  # rate of false alarms for which tables state the share that an attacker can find
 _FIRST, _LAST = (
     ("seed", "status", "reason", *_SPENT, "attack_tpr", "guarantee", "noise_reproducible"),
     ("seconds", "folder"),

@@ -23,7 +23,7 @@ from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 
 _OWN_KEYS = ("name", "variant", "group_by")
-# what tells the runs of a study apart, and what sets it on the command line and in Python
+# keys that distinguish the runs of a study -> what sets the key on the command line, and in Python
 _RESERVED = {
     "name": ("--out", "folder"),
     "mechanism.name": ("--methods", "grid={'mechanism': ...}"),
@@ -72,8 +72,8 @@ def jobs(
     epsilons: Sequence[float] = (),
     partitions: Sequence[str] = (),
 ) -> list[Job]:
-    """The runs of a comparison, that is, of a study of methods, budgets and partitions, with the
-    first method's first.
+    """The runs of a comparison, that is, of a study of methods, budgets and partitions. The runs of
+    the first method come first.
 
     Args:
         recipe: bundled name or path; its mechanism section gives options to every method that has
@@ -124,7 +124,8 @@ def grid_jobs(
     overrides: Overrides = (),
     own: Own = Own(),  # noqa: B008  (frozen)
 ) -> list[Job]:
-    """The runs of a study, with every combination of a grid's values, the first mechanism's first.
+    """The runs of a study, one for every combination of a grid's values. The runs of the first
+    mechanism come first.
 
     Args:
         base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
@@ -192,8 +193,8 @@ def plan_jobs(
         base: the recipe of all runs.
         methods: result of `methods_of`.
         axes: values by recipe key. A budget or noise multiplier has no effect on a method without
-            privacy, and an option of [mechanism] no effect on a method that lacks it. Such a method
-            has one run, while other methods have one run for each value.
+            privacy. An option of [mechanism] has no effect on a method that lacks the option. Such
+            a method has one run, while other methods have one run for each value.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
@@ -210,7 +211,7 @@ def plan_jobs(
             raise ConfigError(
                 f"--set {key}: none of {', '.join(option_names)} has the option {option}"
             )
-    # A value that is given twice would only double the seeds of its cell.
+    # A value that is given twice would only double the number of seeds of its cell.
     distinct = {
         key: [v for i, v in enumerate(values) if v not in values[:i]]
         for key, values in axes.items()
@@ -291,7 +292,7 @@ def _with_recipe(
     raw["name"] = job.folder
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
     if MODEL in point and own.model is not None:
-        objects[MODEL] = point[MODEL]  # the recipe names its class only
+        objects[MODEL] = point[MODEL]  # the recipe names only the class of the model
     # a point of the grid with its own data has no seed
     if base.run.seed is not None and "seed" in raw["run"]:
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
@@ -308,7 +309,7 @@ def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, 
         naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
         override(raw, naming | dict(options))
         if not method.variant:
-            raw["mechanism"].pop("variant")  # seeds are derived from what a method says
+            raw["mechanism"].pop("variant")  # seeds are derived only from what the method states
     else:
         override(raw, options)
     if method.name == "none" and raw["run"].get("audit"):

@@ -25,7 +25,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     joint figure for releases with different units, relations or divisions of the data, or for runs
     that their results ended early.
     """
-    # what was refused has released nothing
+    # a refused run has no folder and has released nothing
     runs = {out / job.folder: job.recipe for job in done if (out / job.folder).exists()}
     for path in sorted(file.parent for file in out.rglob("ledger.sqlite")):
         if path not in runs:

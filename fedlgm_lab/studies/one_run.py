@@ -42,7 +42,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
     if path.is_dir() and all(
         inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")
     ):
-        # only empty folders; one with a file may be a run's, which has spent something
+        # only empty folders are removed; a folder with a file may belong to a run that has spent
+        # budget
         shutil.rmtree(path)
 
     def report(row: FullRow) -> None:
@@ -73,7 +74,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             f"{error}; choose another folder for this study, or read the finished runs with "
             f"Study.read({str(out)!r})"
         ) from error
-    except (LedgerError, DiskError):  # a set is not complete without them, or no further run can be
+    # either the set is not complete without this run, or no further run can be completed
+    except (LedgerError, DiskError):
         raise
     except FedlgmError as error:
         return Ended(str(error), None if path.exists() else error)
@@ -92,7 +94,7 @@ def _same(stored: Recipe, wanted: Recipe) -> bool:
         ("privacy", "noise_backend"),
     )
     values, asked = stored.model_dump(), wanted.model_dump()
-    asked["title"] = values["title"]  # words
+    asked["title"] = values["title"]  # the title has no effect on the run
     for section, key in settled_at_start:
         if asked[section][key] == "auto":
             asked[section][key] = values[section][key]

@@ -180,7 +180,8 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
         "runs": rows_of(records.runs.drop(columns=NOT_KEPT)),
     }
     history = records.rounds
-    if rounds and history is not None and {*rounds} <= {*history}:  # no run may have a round
+    # it is possible that no run has a round
+    if rounds and history is not None and {*rounds} <= {*history}:
         values["rounds"] = rows_of(
             history.dropna(subset=list(rounds))[[*records.keys, "seed", "round", *rounds]]
         )

@@ -33,11 +33,11 @@ class StudyDifference(Difference):
             cells that both have, for the seeds with the most cells (see `Difference`); NaN if there
             is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high (NaN for fewer than two seeds), p,
-            `p_holm` (adjusted for the number of cells), seeds, `left_out` (further seeds, of which a
-            run diverged or failed), the proven epsilon of both sides, and `claimed`. This is true if
-            `p_holm` is below 0.05, no seed is left out (runs that diverge are not a random sample)
-            and, after a search, the difference has the same sign and p below 0.05 with both methods
-            one step lower and one step higher.
+            `p_holm` (adjusted for the number of cells), seeds, `left_out` (number of further seeds
+            for which a run diverged or failed), the proven epsilon of both sides, and `claimed`.
+            `claimed` is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are
+            not a random sample) and, after a search, the difference has the same sign and p below
+            0.05 with both methods one step lower and one step higher.
 
     Example:
         >>> import pandas as pd
@@ -108,7 +108,7 @@ class Study:
 
     @property
     def keys(self) -> list[str]:
-        """Key columns of the cells: "method", the grid's keys, and those of a search."""
+        """Key columns of the cells: "method", the grid's keys, and the keys of a search."""
         return list(self.records.keys)
 
     @property
@@ -209,9 +209,9 @@ class Study:
             path: PNG, SVG or PDF to write.
             x: a key of the grid, or "round"; default: the first key with several values, or else
                 "round".
-            hue: key, or keys, with one line for each combination of their values; figures are then
-                averaged over all other keys, which the legend names. Default: all keys with several
-                values, so that no line joins different settings.
+            hue: key, or keys, whose values have separate lines: one line for each combination.
+                Figures are then averaged over all other keys, which the legend names. Default: all
+                keys with several values, so that no line joins different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -294,8 +294,8 @@ class Study:
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:
-        """The first key with both values; if there is none, the first with several, whose values a
-        message lists.
+        """The first key that has both values. If there is none, the first key with several values,
+        which a message lists.
         """
         by_key = {
             key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)
@@ -409,7 +409,9 @@ def _differences(
 
 
 def left_out(frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame) -> int:
-    """Number of a cell's seeds of which one side has no figure; 0 if one side has no runs there."""
+    """Number of a cell's seeds for which one side has no figure. It is 0 if one side has no runs in
+    the cell.
+    """
     by, *values = sides
     seeds = [{*frames.at(frame, {by: value, **cell})["seed"]} for value in values]
     return len(set.union(*seeds) - {*both.index}) if all(seeds) else 0

@@ -32,11 +32,11 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set. A failed run does not stop the others, except where files cannot
+    """Complete every run of a set. A failed run does not stop the other runs, unless files cannot
     be written.
 
-    If the set is started again, a diverged run is not repeated, but a run that failed otherwise, or
-    was refused, is.
+    If the set is started again, a diverged run is not repeated. A run that failed in another way,
+    or that was refused, is repeated.
 
     Args:
         todo: the set.
@@ -44,8 +44,8 @@ def run(
         engine: engine that trains if the runs are done one after another in this process.
         on_row: called with each round's metrics row. This includes the rows of finished runs, but
             not those of runs in other processes.
-        workers: processes that take one run each, or the address of a Ray cluster, whose CPUs take
-            one each; its machines must then share the storage of `out`.
+        workers: number of processes that take one run each; or the address of a Ray cluster, each
+            CPU of which takes one run. The machines of the cluster must share the storage of `out`.
         on_end: called with each run that has ended.
 
     Returns: The reasons why runs have no figures, by name of their folder.
@@ -88,8 +88,8 @@ def _outcomes(
     """Yield runs with their outcomes: first runs that need no other process, then the others as
     they end.
 
-    Finished runs come first, then interrupted runs. A run of other settings or objects ends the
-    set, and no new run should be charged before such a run is found.
+    Finished runs come first, then interrupted runs. The reason is that a run with other settings or
+    objects ends the set. Such a run should be found before a new run is charged.
     """
     todo = sorted(todo, key=lambda job: (_is_unfinished(job, out), not (out / job.folder).exists()))
     away = (

@@ -18,7 +18,7 @@ LEVEL = 0.05
 MOST_SEEDS = 1000
 """Largest number of seeds that is named as enough to decide a claim."""
 _ROUNDING = 1e-12
-"""Relative difference of two float64 figures that is rounding."""
+"""Largest relative difference of two float64 figures that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def difference(a: Any, b: Any) -> Difference:
 
     Returns:
         The difference. If all seeds differ by exactly the same amount, the interval has width zero.
-        Then p is 1 for no difference, and 0 for figures that do not depend on the seed, with at
-        least five seeds. In all other cases p is the value of the sign test, 2^(1 - seeds), since
-        accuracies on a small test set can agree by chance.
+        Then p is 1 if there is no difference. It is 0 if there are at least five seeds and the
+        figures do not depend on the seed. In all other such cases p is the value of the sign test,
+        2^(1 - seeds), since accuracies on a small test set can agree by chance.
 
     Raises:
         ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.
@@ -166,8 +166,8 @@ def _equal(values: np.ndarray) -> bool:
 
 
 def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
-    """Difference of both sides' means over the cells of a grid, for the seeds with the largest
-    number of cells.
+    """Difference between the two sides' means over the cells of a grid, for the seeds with the
+    largest number of cells.
 
     Args:
         figures: (seed, figure of one side, figure of the other) of every cell and seed that both
@@ -197,8 +197,8 @@ def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """Two-sided 95 % Student interval of the mean of figures, one per seed; (nan, nan) for fewer
-    than two, or NaN.
+    """Two-sided 95 % Student interval of the mean of figures, one per seed. It is (nan, nan) for
+    fewer than two figures, or if a figure is NaN.
 
     Args:
         values: [seeds].

@@ -78,8 +78,8 @@ def study(
         folder: folder of the run folders; default: `runs/study-NAME`.
         metrics: see `simulations.simulate`.
         evaluate: see `simulations.simulate`.
-        search: {recipe key: values}, of which each method and cell takes the best on separate
-            seeds. The final runs are made at the best values and at neighbouring ones.
+        search: {recipe key: values}. Each method and cell takes the best of these values, chosen on
+            separate seeds. The final runs are made at the best values and at neighbouring ones.
         search_seeds: repetitions of each value of the search, at least 3.
         progress: whether to show a line of progress.
         options: unknown arguments, which are refused with the recipe key that may be meant.

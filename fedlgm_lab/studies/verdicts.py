@@ -1,8 +1,8 @@
 """Outcomes of claims: the tests of each form of claim, with Holm's correction over a study.
 
-A study has three families of tests, each corrected over all its claims: of what the claims say, of
-levels and of the papers' effects. Each kind of outcome is therefore false somewhere in a study with
-a probability of at most 5 %.
+A study has three families of tests: tests of what the claims say, tests of levels, and tests of the
+papers' effects. Each family is corrected over all claims of the study. Each kind of outcome is
+therefore false somewhere in a study with a probability of at most 5 %.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Case:
 
     Attributes:
         claim: the claim.
-        differences: its difference, or those of neighbours in a ranking.
+        differences: the claim's difference, or the differences between neighbours in a ranking.
         margin: largest difference that counts as level; 0 if none does.
-        complete: whether both sides have a figure of every seed. Runs that diverge or fail are not
+        complete: whether both sides have a figure for every seed. Runs that diverge or fail are not
             a random sample, so the other seeds decide nothing.
     """
 
@@ -49,7 +49,9 @@ class Case:
 
     @property
     def shown(self) -> Difference:
-        """The difference that decides: in a ranking, of the neighbours that support it least."""
+        """The difference that decides. In a ranking, it is the difference between the two
+        neighbours that support the ranking least.
+        """
         return min(self.differences, key=lambda tested: self.sign * tested.mean)
 
     @property
@@ -92,7 +94,7 @@ class Case:
         return max(p_at(self.shown, end) for end in (-self.margin, self.margin))
 
     def p_effect(self) -> float:
-        """p-value of the paper's effect, of which the estimate falls short."""
+        """p-value of the paper's effect, if the estimate falls short of this effect."""
         effect = self.claim.effect
         if effect is None or self.sign * (effect - self.shown.mean) <= 0:
             return 1.0

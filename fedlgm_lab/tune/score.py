@@ -35,7 +35,7 @@ from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary
 
 _HALF = 0.5
-"""Bound of a unit's contribution, whose figure in [0, 1] is moved to [-1/2, 1/2]."""
+"""Bound of a unit's contribution. The unit's figure in [0, 1] is moved to [-1/2, 1/2]."""
 _BATCH = 1000
 
 
@@ -52,7 +52,7 @@ class Score(ABC):
 
     @abstractmethod
     def events(self) -> list[dp_event.DpEvent]:
-        """Events of one score, in addition to that of the run."""
+        """Events of one score, in addition to the event of the run."""
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
@@ -68,7 +68,7 @@ class Score(ABC):
 class TestScore(Score):
     """The task's headline on the test set, which is public."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # pytest must not collect this class
     noise = 0.0
 
     def __init__(self, task: Task) -> None:
@@ -96,10 +96,11 @@ class PrivateScore(Score):
     **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the
     model, because every unit has a separate forward pass. So the sum moves by at most 1/2 if a unit
     is added, removed or made zero, and by at most 1 if it is replaced. This is the Gaussian
-    mechanism for any scored model. A run with its score is the adaptive composition of both, and
-    its output (model, score) is ordered by the score: the base mechanism that Papernot and Steinke
-    (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of the run's and the score's
-    Renyi divergences, and the score of the published run may be published too.
+    mechanism for any scored model. A run with its score is the adaptive composition of the run and
+    the score. Its output (model, score) is ordered by the score. It is therefore the base mechanism
+    that Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of
+    the run's and the score's Renyi divergences, and the score of the published run may be published
+    too.
 
     Attributes:
         task: the task.

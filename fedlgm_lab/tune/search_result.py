@@ -52,8 +52,8 @@ class SearchResult(SearchTerms):
     Attributes:
         folder: folder of the search.
         settings: the winning values, by key; missing if there is no model.
-        published_score: the winning score of the private data, with its noise; too high on average,
-            as the best of all.
+        published_score: the winning score of the private data, with its noise. On average it is too
+            high, because it is the best of all scores.
         metrics: figures of the published model on the test set.
         model_sha256: hash of the published model.
     """

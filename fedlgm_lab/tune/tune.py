@@ -1,9 +1,9 @@
 """Private selection: draw the number of runs, make the runs, and publish only the best run.
 
 Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the
-number of runs, the losers and their order only through the best run. Names, times and messages of
-all files outside `private/` are therefore fixed before the first run, and the files carry the date
-of this moment.
+number of runs, on the other runs and on their order only through the best run. Names, times and
+messages of all files outside `private/` are therefore fixed before the first run, and the files
+carry the date of this moment.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TuneResult(Figures):
         epsilon_all_runs: epsilon against a party that sees the expected number of runs.
         settings: the winning values; empty if there is no model.
         metrics: figures of the model on the test set.
-        folder: folder of the search, all of which except `private/` may be published.
+        folder: folder of the search. All of it except `private/` may be published.
 
     Example:
         >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "/search", "metrics": {"accuracy": 0.9}}
@@ -244,7 +244,7 @@ class _Searching:
     def _run(self, number: int, candidate: Recipe) -> tuple[RunResult | None, float]:
         """Make one run and its score without output; no run if it diverged."""
         seed = candidate.run.seed
-        if seed is not None:  # other noise in every run
+        if seed is not None:  # every run has its own noise
             seed = int(self._keys.words(1, Purpose.SELECTION, number)[0])
         run = candidate.run.model_copy(update={"seed": seed, "trackers": []})
         path = self._folder / "private" / "runs" / f"{number:04d}"
@@ -253,7 +253,7 @@ class _Searching:
             contextlib.redirect_stderr(io.StringIO()),
         )
         with silent[0], silent[1], warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # how many runs there are is secret
+            warnings.simplefilter("ignore")  # the number of runs is secret, so nothing is printed
             try:
                 summary = launch.simulate(
                     candidate.model_copy(update={"run": run}),
@@ -268,7 +268,8 @@ class _Searching:
                 score = self._planned.score.of(summary, result.module(), keys)
             except DivergedError:
                 return None, -math.inf
-            except Exception as error:  # its message may name the run, and so how many there were
+            # the message may name the run, and so reveal how many runs there were
+            except Exception as error:
                 report = self._folder / "private" / "error.txt"
                 said = f"{report} states the error"
                 try:
@@ -295,7 +296,7 @@ class _Searching:
             "attack_rates": rates.figures(),
             "attack": rates.sentence(winner.units),
             "ledger_head": head,
-        }  # of the search: a single run has cost less
+        }  # these figures are those of the search; a single run has cost less
         description = model_metadata(
             RunFolder.open(result.folder), protection, winner.to_toml(), module
         )

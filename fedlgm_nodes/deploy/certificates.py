@@ -33,8 +33,8 @@ WARNING_DAYS = (60, 14, 1)
 
 
 def make_authority(folder: Path, number: int = 1) -> Authority:
-    """Create an authority of the deployment's own: `ca.crt` and `ca.key` in `folder`; further ones
-    are `ca-2.crt` and so on.
+    """Create an authority of the deployment's own: `ca.crt` and `ca.key` in `folder`. The files of
+    further authorities are `ca-2.crt` and so on.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _common_name("fedlgm deployment" + f" {number}" * (number > 1))
@@ -138,8 +138,8 @@ def _issue(
 
 
 def ending(file: Path) -> tuple[int, list[int], str]:
-    """The end of the newest certificate in a file: days until then, those of `WARNING_DAYS` that
-    they do not exceed, and a sentence.
+    """The end of the newest certificate in a file: the days that are left, the values of
+    `WARNING_DAYS` that are at least as large, and a sentence.
 
     Raises:
         ValueError: the file holds no certificate.
@@ -210,5 +210,6 @@ def _write(
 ) -> None:
     """Write `name`.key, which only its owner can read, and `name`.crt."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_durably(folder / f"{name}.key", private)  # one without a certificate is a killed call's
+    # a key without a certificate is left from a killed call
+    write_durably(folder / f"{name}.key", private)
     write_durably(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644)

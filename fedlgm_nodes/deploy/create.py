@@ -81,7 +81,7 @@ def create(
             forwards to the SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
         policy: values for every node's policy (see `fedlgm_nodes.service.folder`).
-        test_seed: make nodes for tests, whose noise is that of a simulation with this seed.
+        test_seed: make nodes for tests, which have the noise of a simulation with this seed.
 
     Raises:
         ConfigError: the number of nodes is invalid.
@@ -228,7 +228,7 @@ def make_node(
     pem = certificates.make_node_key(node.flower_key)
     node.flower_home.mkdir(mode=0o700)
     shared = secrets.token_hex(32).encode()
-    for role in ("supernode", "executor"):  # two users, and neither can read what is the other's
+    for role in ("supernode", "executor"):  # the two users cannot read each other's files
         create_durably(node.secret(role), shared)
     shutil.copyfile(ca, node.ca)
     node.ca.chmod(0o644)
@@ -247,8 +247,8 @@ def secure_sums(nodes: int) -> dict[str, int]:
     peers.
 
     Raises:
-        ConfigError: there are too few nodes to hide one among, or no round could ask as many as
-            each would require.
+        ConfigError: there are too few nodes to hide one of them, or no round could ask as many
+            nodes as each node would require.
     """
     if nodes < 3:
         raise ConfigError(

@@ -31,7 +31,7 @@ class DeployedNode(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
-    port: int  # of its SuperNode's Runtime API, on its own machine
+    port: int  # port of its SuperNode's Runtime API, on the node's own machine
 
 
 class Settings(BaseModel):

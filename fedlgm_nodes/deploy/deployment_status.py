@@ -19,10 +19,10 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     """Running processes, connected nodes, each node's remaining budget, and the runs.
 
     For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run
-    on this machine; `online` whether the SuperLink counts the node as connected (None if its
-    SuperNode has no id so far), and `since` the UTC time since which this has been so (None if it
-    has never been connected). The service's own figures cover the data set's whole life, and are
-    None if the service does not answer; `problem` then says why.
+    on this machine; `online` says whether the SuperLink counts the node as connected (None if its
+    SuperNode has no id so far). `since` is the UTC time since which the node has been in this state
+    (None if it has never been connected). The service's own figures cover the data set's whole
+    life, and are None if the service does not answer; `problem` then says why.
     """
     settings, running, flower = (
         folder.settings(),
@@ -37,7 +37,7 @@ def status(folder: DeploymentFolder) -> dict[str, Any]:
     listed = flower.nodes() if healthy else {}
     nodes = []
     for node in settings.nodes:
-        fault = wrong.get(f"{node.name}-service")  # one that is stopped would be waited for
+        fault = wrong.get(f"{node.name}-service")  # a greeting would wait for a stopped service
         answer = hello(folder, node.name) if fault is None else {"why": fault}
         entry = listed.get(process_record.node_id(folder, f"{node.name}-supernode"), {})
         online = is_online(entry) if entry else None

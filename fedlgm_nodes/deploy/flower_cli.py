@@ -14,8 +14,8 @@ _REGISTERED = "[code: 23]"  # Flower's ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE
 
 
 def is_online(node: dict[str, Any]) -> bool:
-    """Whether a node counts as connected; a killed one does for `2 * HEARTBEAT_S` after its last
-    heartbeat.
+    """Whether a node counts as connected. A killed node still counts for `2 * HEARTBEAT_S` after
+    its last heartbeat.
     """
     return bool(node.get("status") == "online")
 

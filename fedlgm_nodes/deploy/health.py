@@ -36,8 +36,9 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.record import Record
 
 LEAST_DISK = 1 << 30  # bytes
-_LARGEST_SHARE = 0.9  # of a budget, from which on there is an alert
-_CLOCK_S = 5.0  # that a clock may jump: a SuperLink refuses a SuperNode that is further ahead
+_LARGEST_SHARE = 0.9  # spent share of a budget from which on there is an alert
+# seconds that a clock may jump; a SuperLink refuses a SuperNode whose clock is further ahead
+_CLOCK_S = 5.0
 _HELLO_S = 15.0
 _COMMAND_S = 60.0
 _PREFIX = "fedlgm_"
@@ -161,7 +162,7 @@ class NodeLook:
                     why = f"the service refuses ({answer.get('code')}): {answer.get('why')}"
         except frames.NoService as error:
             why = f"{error}, or start it: fedlgm node serve {self._folder.path}"
-        except RunError:  # it trains: a greeting waits for its turn
+        except RunError:  # the service trains, and a greeting waits for its turn
             pass
         health.ready = not why
         health.figures["up"] = float(health.ready)
@@ -269,8 +270,8 @@ class Alerts:
 
 
 def watch(look: Callable[[], Health], *, every: float, address: str, command: str) -> None:
-    """Look again and again, until the process is stopped: a line on standard output when it has
-    changed, and each alert on standard error.
+    """Look again and again, until the process is stopped. A changed line is printed on standard
+    output, and each alert on standard error.
 
     Args:
         look: one look.
@@ -339,7 +340,7 @@ def _serving(address: str, page: list[Health]) -> Iterator[None]:
         )
     kind = socketserver.ThreadingUnixStreamServer if is_path else socketserver.ThreadingTCPServer
     place: Any = address if is_path else ("127.0.0.1", int(address))
-    if is_path and Path(address).is_socket():  # of a watch that was killed
+    if is_path and Path(address).is_socket():  # the socket of a watch that was killed
         Path(address).unlink()
     kind.allow_reuse_address = True
     try:

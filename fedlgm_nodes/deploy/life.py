@@ -1,6 +1,6 @@
 """Changes of a deployment that runs: certificates, the key of its questions, and its nodes.
 
-Each change has an overlap, in which the old and the new are both accepted, so that no day comes on
+Each change has an overlap, in which the old and the new are both accepted. So there is no day on
 which every node needs a new file. Each step is one replaced file, and a repeated command continues
 after a kill.
 """
@@ -26,7 +26,8 @@ from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.server.enrolment import Enrolment
 from simulations.engines.flower_processes import free_ports
 
-_SWITCH_DAYS = 14  # before its authority's end, the server's certificate is the next authority's
+# days before the end of an authority at which the next authority issues the server's certificate
+_SWITCH_DAYS = 14
 
 
 def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
@@ -114,8 +115,8 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
 
 
 def _edit_policies(folder: DeploymentFolder, old: str, new: str, *, switch: bool) -> int:
-    """Let the policies on this machine that name the old key accept the new one, too, or instead;
-    returns their number.
+    """Let the policies on this machine that name the old key accept the new key, in addition or
+    instead. Returns the number of these policies.
     """
     edited = 0
     for node in folder.settings().nodes:

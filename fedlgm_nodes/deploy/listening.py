@@ -21,8 +21,8 @@ def stopped_fault(role: str, process: psutil.Process) -> str:
 
 
 def listener_fault(path: Path) -> str:
-    """That the process which listens on a socket is stopped by a signal, and what to do; empty if
-    it is not.
+    """A sentence that says that a signal has stopped the process which listens on a socket, and
+    what to do. Empty if it is not stopped.
     """
     with (
         contextlib.suppress(OSError, psutil.Error),

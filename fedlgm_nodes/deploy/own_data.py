@@ -18,7 +18,7 @@ from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
 
-_MOST_CLASSES = 1000  # whole numbers beyond it are quantities
+_MOST_CLASSES = 1000  # whole numbers above this limit are quantities
 _STATED = ("labels", "features", "class_names", "classes", "tasks")
 ELSEWHERE = "elsewhere.txt"
 """The list of the people who count at other nodes, in a node's folder."""

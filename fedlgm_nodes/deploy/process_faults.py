@@ -39,7 +39,8 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
     """Role -> fault of its process and its remedy, for the processes that `up` started on this
     machine.
     """
-    if not os.access(folder.processes_file, os.R_OK):  # of another user, or there is none
+    # the record belongs to another user, or there is none
+    if not os.access(folder.processes_file, os.R_OK):
         return {}
     record, problems = process_record.read(folder), {}
     running = process_record.alive(record)

@@ -22,11 +22,12 @@ MARK = "FEDLGM_DEPLOYED"
 """Variable in the environment of every process that `up` starts: its id, its log's length before,
 role and folder.
 
-It finds processes that the record does not name. Their children inherit it, but have other ids.
+The variable finds processes that the record does not name. Their children inherit the variable, but
+have other ids.
 """
 NODE_ID = "SuperNode ID:"
 _HEAD = 1 << 20
-"""Bytes of a SuperNode's log, from its last start on, among which it states its id."""
+"""Number of bytes of a SuperNode's log, from its last start on, in which it states its id."""
 
 
 class Started(NamedTuple):
@@ -112,8 +113,8 @@ def all_running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 
 def start_time(process: psutil.Process) -> float:
-    """When a process started, in seconds since the machine did: the time of day moves when the
-    clock is set.
+    """When a process started, in seconds since the machine started. The time of day would change
+    when the clock is set.
     """
     return process.create_time() - psutil.boot_time()
 

@@ -96,7 +96,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
             start(folder, f"{node.name}-executor", running, started)
         for node in settings.nodes:
             wait(f"the service of {node.name}", partial(_answers, folder, node.name))
-        # Its own word: the SuperLink takes nodes that were killed for connected, for half a minute.
+        # The SuperNode's own log is read, because for half a minute the SuperLink counts killed
+        # nodes as connected.
         wait("every node", partial(_all_know_their_id, folder, started), every=0.25)
         if any(f"{node.name}-supernode" in running for node in settings.nodes):
             wait("every node", lambda: flower.online() >= len(settings.nodes), every=1.0)
@@ -141,8 +142,8 @@ def stop_node(folder: DeploymentFolder, name: str) -> int:
 
 
 def hello(folder: DeploymentFolder, name: str) -> dict[str, Any]:
-    """The budget of a node on this machine, as its service states it. Without one `ok` is False,
-    `why` says why.
+    """The budget of a node on this machine, as its service states it. If there is no answer, `ok`
+    is False and `why` gives the reason.
     """
     try:
         header, _ = frames.exchange(
@@ -223,7 +224,7 @@ def _wait(
     """Wait until `ready`; restart processes that have ended since they were found running, and
     refused SuperNodes.
 
-    `look` is called before every look at what is waited for.
+    `look` is called each time before `ready` is.
     """
     deadline = time.monotonic() + _STARTUP_S
     while True:
@@ -236,7 +237,8 @@ def _wait(
                 pid, _, since = process_record.read(folder)[role]
                 if not refusal(folder, role, since):
                     said = tail(process_record.output_of(folder, role, since))
-                    last = said.rpartition("\n")[2]  # of fedlgm's own processes
+                    # fedlgm's own processes end with a line that begins with "error: "
+                    last = said.rpartition("\n")[2]
                     if last.startswith("error: "):
                         raise RunError(f"{role} ended: {last[7:]}")
                     raise RunError(f"{ended_fault(role, pid, folder)}. End of its log:\n{said}")
@@ -249,8 +251,8 @@ def _wait(
 
 def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     running = process_record.all_running(folder)
-    # SuperNodes first: they tell the SuperLink that they leave, which would refuse them for half a
-    # minute otherwise.
+    # SuperNodes end first, because they tell the SuperLink that they leave. Otherwise it would
+    # refuse them for half a minute.
     supernodes = {
         running[role] for role in roles if role in running and role.endswith("-supernode")
     }
@@ -263,7 +265,8 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
         role: entry for role, entry in process_record.read(folder).items() if role not in roles
     }
     with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
-        process_record.write(folder, record)  # first: a supervisor starts again what is in it
+        # the record is written first, because a supervisor restarts the processes in it
+        process_record.write(folder, record)
     end(supernodes)
     end(family)
     return len(family)

@@ -79,7 +79,9 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
 
 
 def _decisions(record: Record) -> Iterator[dict[str, Any]]:
-    """The rows that are no release and no refusal; a policy's states what it changed."""
+    """The rows that are neither a release nor a refusal. The row of a policy states what the policy
+    changed.
+    """
     before: dict[str, Any] = {}
     for row in record.rows:
         if row["kind"] == "policy":

@@ -14,11 +14,12 @@ from fedlgm_nodes.deploy.processes import start
 from simulations.engines.flower_processes import end, started_under
 
 _SUPERVISE_S = 5.0
-_LARGEST_LOG = 10 << 20  # bytes; the log before it may have as many
+_LARGEST_LOG = 10 << 20  # bytes of a log; the previous log may have as many
 
 
 class Supervisor:
-    """Starts again what has ended of the processes that `up` started, and rotates their logs.
+    """Restarts processes that `up` started and that have ended, and rotates the logs of all of
+    them.
 
     Args:
         folder: the deployment's folder.
@@ -52,13 +53,13 @@ class Supervisor:
 
 
 def _rotate(folder: DeploymentFolder, role: str) -> None:
-    """Move the lines of a large log into a second file, in place of the lines before them."""
+    """Move the lines of a large log into a second file, where they replace the earlier lines."""
     log = folder.logs / f"{role}.log"
     if not log.is_file() or log.stat().st_size <= _LARGEST_LOG:
         return
     known = process_record.node_id(folder, role)
     shutil.copyfile(log, f"{log}.1")
-    os.truncate(log, 0)  # the process goes on at the end of the file
+    os.truncate(log, 0)  # the process continues to write at the end of the file
     if known:
         with log.open("a", encoding="utf-8") as output:
             output.write(f"{process_record.NODE_ID} {known}\n")

@@ -46,11 +46,11 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 
-# A private file that a ServerApp leaves when it ends, in whatever way short of a kill. After a run
-# without an error it says what Flower says later.
+# A private file that a ServerApp leaves when it ends, unless it is killed. After a run without an
+# error the file holds the status that Flower gives later.
 ENDED = "ended"
 TOLD = "nodes.log"  # progress lines, among the run's private files
-ATTEMPT = "attempt.json"  # of the round that is under way, among the run's private files
+ATTEMPT = "attempt.json"  # the open attempt at a round, among the run's private files
 _POLL_S = 0.2
 REPORT = "nodes.jsonl"  # what became of each round's questions
 
@@ -63,7 +63,7 @@ class _NodesData(RunData):
         section = self.recipe.data
         if section.name != TABLE or section.test_file is not None:
             return super().dataset
-        # it names columns, see `_check_stated`
+        # the recipe names the columns, see `_check_stated`
         return cast(DataSet, data.outline(TABLE, **section.reading))
 
     @property
@@ -74,8 +74,8 @@ class _NodesData(RunData):
 
 
 DeployedAssembly = partial(Assembly, data=_NodesData)
-"""The objects of a run whose clients keep their data. The server has the recipe's test set, or of a
-table only its columns, and no partition."""
+"""The objects of a run whose clients keep their data. The server has the recipe's test set, or only
+the columns of a table. It has no partition."""
 
 
 def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
@@ -235,7 +235,7 @@ def work_of(recipe: Recipe) -> dict[str, Any]:
         "training": recipe.training.local.to_dict(),
     }
     if recipe.training.exact_sums:
-        work["exact_sums"] = True  # of example-level steps
+        work["exact_sums"] = True  # for example-level steps
     if recipe.deployment is not None and recipe.deployment.one_node_per_person:
         work["people"] = True
     if recipe.data.name == TABLE:
@@ -289,8 +289,8 @@ class NodesRecord:
 
     Args:
         folder: the run's folder.
-        summed: whether the server sees only the sum of a round, which nobody answers if no node may
-            take part.
+        summed: whether the server sees only the sum of a round. If no node may take part, nobody
+            answers such a round.
     """
 
     def __init__(self, folder: RunFolder, summed: bool) -> None:
@@ -387,7 +387,8 @@ def make_server_app() -> ServerApp:
         folder = RunFolder.open(Path(str(context.run_config["run-dir"])))
         with folder.writing():
             try:
-                with folder.lock():  # from the start, so that a kill shows at once
+                # the lock is held from the start, so that a kill is noticed at once
+                with folder.lock():
                     _serve(grid, deployment, folder)
                 folder.append_private(ENDED, COMPLETED)
             except BaseException:
@@ -430,7 +431,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
 
     anchors = nodes.anchors(folder) if recipe.run.keep_releases else None
 
-    def close_round(row: FullRow) -> None:  # its checkpoint is on disk
+    def close_round(row: FullRow) -> None:  # it is called when the round's checkpoint is on disk
         file.close()
         record.print_round(row)
         health = Health()
@@ -443,7 +444,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
             record.say(f"{count} nodes have signed the head of round {row['round']}")
 
     def run() -> None:
-        with folder.lock():  # by which `fedlgm deploy run` sees that this process lives
+        with folder.lock():  # by the lock, `fedlgm deploy run` sees that this process lives
             done = _settle_attempt(file, folder)
             # The nodes of a round that continues have been charged for it.
             if need := remaining_need(
@@ -522,5 +523,6 @@ def _patience(recipe: Recipe) -> Patience:
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,
-        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,  # five short trips in a round
+        # a round has five short message exchanges
+        poll_seconds=_POLL_S if shares is None else _POLL_S / 4,
     )

@@ -38,7 +38,7 @@ from fedlgm_nodes.protocol.messages import Question
 from fedlgm_nodes.secagg.steps import NO_MODEL
 from fedlgm_nodes.service.ending import on_order_to_stop
 
-_PATIENCE_S = 30.0  # for a question to arrive
+_PATIENCE_S = 30.0  # seconds within which a question must arrive
 _log = logging.getLogger("fedlgm.signer")
 _SCHEMA = """CREATE TABLE IF NOT EXISTS signed (
     run TEXT, round INTEGER, client INTEGER, content TEXT NOT NULL, PRIMARY KEY (run, round, client)) WITHOUT ROWID"""

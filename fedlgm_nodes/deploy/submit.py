@@ -42,9 +42,10 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).parent / "app"
-# silence of a run until Flower is asked what became of it; a question costs a second
+# silence of a run after which Flower is asked for its status; a question costs a second
 _SILENCE_S, _LONGEST_S = 20.0, 30.0
-_START_S = 2.5  # until the run's process is missed: SuperExec looks for tasks every second
+# seconds after which the run's process is missed; SuperExec looks for tasks every second
+_START_S = 2.5
 
 
 def run(
@@ -91,7 +92,7 @@ def run(
     if finished is not None:
         say(f"{target.path} is finished; --fresh starts another run")
         return target.verified_result()
-    with target.lock():  # by the ServerApp of a command that was killed, for example
+    with target.lock():  # the ServerApp of a killed command, for example, may still hold the lock
         pass
     if target.rows():
         say(f"continuing {target.path} after round {target.rows()[-1]['round']}")
@@ -111,7 +112,7 @@ def _submit_and_follow(
     say: Callable[[str], None],
     watch: Watch,
 ) -> RunSummary:
-    if os.access(folder.signer.runs, os.W_OK):  # else its user has registered the run
+    if os.access(folder.signer.runs, os.W_OK):  # otherwise the signer's user has registered the run
         _registration_of(recipe, folder).save(folder.signer.runs, target.path.name)
     here = {
         "deployment": str(folder.path),
@@ -242,7 +243,7 @@ def _follow(
             )
             if not ended and not status.startswith(("pending", "finished")):
                 watch.require_app()
-    pass_on()  # what was said while Flower was asked
+    pass_on()  # lines that were printed while Flower was asked
     return status
 
 
@@ -283,8 +284,8 @@ def _progress_file(target: RunFolder) -> Path:
 
 
 def _reason(status: str, log: str) -> str:
-    """The fedlgm error that ended a ServerApp, the error of another kind, or that its log shows
-    none.
+    """The reason why a ServerApp ended: the fedlgm error, or an error of another kind, or a
+    sentence that its log shows no error.
     """
     for line in reversed(log.strip().splitlines()):
         name, _, message = line.strip().partition(": ")

@@ -120,7 +120,7 @@ class Supervised:
             '  security_opt: ["no-new-privileges:true"]',
             *([f"  mem_limit: {self.memory.lower()}"] if self.memory else []),
             "  restart: unless-stopped",
-            "  logging: {driver: local}",  # which rotates
+            "  logging: {driver: local}",  # this driver rotates the log
             "  volumes:",
             *(f'    - "{mount}"' for mount in mounts),
         ]
@@ -225,7 +225,7 @@ def write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Sett
     }
     server = server_processes(final, settings)
     if settings.superlink is not None:
-        place = str(final.path)  # which Flower's configuration names
+        place = str(final.path)  # Flower's configuration names this path
         text = _SERVER.format(folder=place) + _services(server, final.path, place)
         draft.compose_file.write_text(text, encoding="utf-8")
     for process in chain(server, *nodes.values()):

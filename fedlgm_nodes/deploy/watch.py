@@ -27,7 +27,8 @@ class KilledError(RunError):
 
 
 class Watch:
-    """Looks at the SuperLink, its processes, the run's own, and those of nodes on this machine.
+    """Looks at the SuperLink and its processes, at the run's own process, and at the processes of
+    nodes on this machine.
 
     Args:
         folder: the deployment's folder.
@@ -76,7 +77,7 @@ class Watch:
         if worker is not None and not worker.runs:
             raise KilledError(killed_message(worker.pid))
         if worker is not None:
-            with suppress(psutil.NoSuchProcess):  # it ends just now
+            with suppress(psutil.NoSuchProcess):  # the process may end at this moment
                 process = psutil.Process(worker.pid)
                 self._tell(stopped_fault("the run's server process", process))
         self.misses_app = worker is None and link is not None and not self._has_app()
@@ -90,11 +91,11 @@ class Watch:
             raise KilledError(killed_message(None if self._app is None else self._app.pid))
 
     def _has_app(self) -> bool:
-        """Whether there is a ServerApp that was started since; one of them will take the run's
-        lock.
+        """Whether there is a ServerApp that was started after this object was made. Such a
+        ServerApp will take the run's lock.
 
-        The SuperLink starts nothing else in the meantime. A site's own wrapper may start it under
-        any name.
+        The SuperLink starts no other process in the meantime. A site's own wrapper may start the
+        ServerApp under any name.
         """
         apps = [
             process
@@ -162,7 +163,7 @@ def is_called(process: psutil.Process, command: str) -> bool:
 
 
 def _starts_apps(link: psutil.Process) -> bool:
-    """Whether a SuperLink runs whose start script leaves it to start its own SuperExec."""
+    """Whether the start script of a SuperLink leaves it to the SuperLink to start a SuperExec."""
     with suppress(psutil.Error):
         return is_called(link, "flower-superlink") and "--isolation" not in link.cmdline()
     return False

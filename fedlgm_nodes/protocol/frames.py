@@ -33,7 +33,7 @@ PREFIX_BYTES = _PREFIX.size
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
-# of a body in one record, at most: as many as in a part of one of Flower's arrays
+# largest number of a body's bytes in one record; a part of one of Flower's arrays holds as many
 RECORD_BYTES = 5 << 20
 
 
@@ -51,7 +51,9 @@ def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
 
 
 def encode_header(header: Mapping[str, Any] | str, size: int) -> bytes:
-    """The bytes before a frame's body of `size` bytes; a header's text is not changed."""
+    """The bytes that come before a frame's body of `size` bytes. A header that is given as text is
+    not changed.
+    """
     text = (header if isinstance(header, str) else json.dumps(header, allow_nan=False)).encode()
     return _PREFIX.pack(len(text), size) + text
 
@@ -135,7 +137,9 @@ def exchange(
                 link.sendall(first)
                 link.sendall(body)
             except (BrokenPipeError, ConnectionResetError):
-                pass  # refused before all of it was read: the answer says why
+                # the service refused the question before it had read all of it; its answer gives
+                # the reason
+                pass
             head, size = lengths(bytes(_receive(link, PREFIX_BYTES, deadline)), _LARGEST_ANSWER)
             return parse_header(bytes(_receive(link, head, deadline))), _receive(
                 link, size, deadline

@@ -25,10 +25,10 @@ from fedlgm.privacy.chain import digest as digest
 PROTOCOL = 5  # raised whenever what a question or an answer says changes
 SUPPORTED = (PROTOCOL,)
 """Protocols in which a service answers and a server can ask, the newest first. Once `PROTOCOL` is
-raised, the number before it stays here, so that nodes and server are upgraded in any order, one
-protocol apart."""
+raised, the previous number stays here. Nodes and server can then be upgraded in any order, if they
+are at most one protocol apart."""
 HELLO = {"protocol": min(SUPPORTED), "ask": "hello"}  # asks a service who it is
-TEST = "test-"  # how the identity of a ledger begins whose noise keys are known
+TEST = "test-"  # prefix of the identity of a ledger with known noise keys
 _SIGNATURE_DIGITS = 128
 R = TypeVar("R")
 types_of: Callable[[type], dict[str, type]] = cache(get_type_hints)
@@ -206,7 +206,8 @@ def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
 
 
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
-    """Whether `signature` is that of the owner of `key` over the fields, as `sign` writes it.
+    """Whether the owner of `key` has signed the fields with `signature`, in the form that `sign`
+    writes.
 
     Spaces between the digits would let a sender make the signature arbitrarily long, and it may be
     passed on in a header.

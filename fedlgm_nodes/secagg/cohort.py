@@ -41,8 +41,8 @@ class Terms:
         round: number, from 1.
         plan: digest of the requested release, for any model: plan and work.
         threshold: least number of nodes in a sum (t).
-        colluders: number of nodes that may collude with the server (m); the others of t add all the
-            noise that counts.
+        colluders: number of nodes that may collude with the server (m). The other t - m nodes add
+            all the noise that counts.
         size: number of 32-bit words of a vector.
         attempt: 32 hexadecimal digits, unique to the attempt.
 
@@ -253,8 +253,8 @@ class _Statement(ABC):
 
 @dataclass(frozen=True)
 class Sent(_Statement):
-    """A member's statement that it has sent its vector. Nobody has dropped out if all that shared
-    secrets sign it.
+    """A member's statement that it has sent its vector. If all members that shared secrets sign
+    this statement, nobody has dropped out.
 
     Attributes:
         cohort: digest of the cohort.
@@ -286,7 +286,7 @@ class Survivors(_Statement):
 
     @property
     def dropped(self) -> list[int]:
-        """Clients whose masks are in the others' vectors and who sent no vector."""
+        """Clients that sent no vector, but whose masks are in the vectors of other clients."""
         return sorted(set(self.sharing) - set(self.answered))
 
     @cached_property  # it is read once for each signature of a cohort

@@ -28,7 +28,7 @@ _CHUNK = 1 << 18  # words of a mask that are made at once: they stay in the cach
 
 
 def new_secret() -> bytes:
-    """A private X25519 key or a seed of 32 bytes, from the operating system."""
+    """32 bytes from the operating system: a private X25519 key, or a seed."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -64,8 +64,8 @@ def _share_key(private: bytes, public: str, cohort: str, sender: int, receiver: 
 def seal(
     private: bytes, public: str, cohort: str, sender: int, receiver: int, text: bytes
 ) -> bytes:
-    """`text` for only the receiver: AES-256-GCM; cohort, sender and receiver are part of the key
-    and authenticated.
+    """`text`, encrypted by AES-256-GCM so that only the receiver can read it. Cohort, sender and
+    receiver are part of the key, and are authenticated.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     key = _share_key(private, public, cohort, sender, receiver)

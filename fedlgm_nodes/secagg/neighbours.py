@@ -23,10 +23,10 @@ from fedlgm_nodes.protocol.messages import sha256
 COMPLETE = 200
 """Largest cohort in which everyone is everyone's neighbour whatever the threshold."""
 _UNSAFE = 128
-"""Bits of the probability that colluders crowd together in one cohort: 40 after 2^88 cohorts that a
-server may try."""
+"""Bits of the probability that colluders lie too close together on the ring of one cohort. 40 bits
+remain after 2^88 cohorts that a server may try."""
 _VOID = 20
-"""Bits of the probability that too few neighbours answer somewhere, if n - t nodes drop out at
+"""Bits of the probability that too few neighbours of some node answer, if n - t nodes drop out at
 random."""
 
 
@@ -38,9 +38,9 @@ class Shape:
         reach: neighbours on either side of a node.
         needed: shares that open a secret (u); a node's neighbours and the node itself hold one
             each.
-        signers: least number of any `reach` consecutive members who must have signed a set of
-            survivors. One of them is honest, and shares a mask with the next.
-        crowd: colluders, at most, among a node's neighbours.
+        signers: least number of signers of a set of survivors among any `reach` consecutive
+            members. One of them is honest, and shares a mask with the next.
+        crowd: largest number of colluders among a node's neighbours.
     """
 
     reach: int
@@ -55,7 +55,7 @@ class Shape:
         return cls(
             reach,
             needed=(2 * reach + 1 + crowd) // 2
-            + 1,  # of two sets of shares of one secret, an honest node is in both
+            + 1,  # any two sets of shares of one secret have an honest node in common
             signers=_most(nodes, colluders, reach, _UNSAFE, 2 * nodes) + 1,
             crowd=crowd,
         )
@@ -65,8 +65,8 @@ class Shape:
         return 2 * self.reach + 1 >= nodes
 
     def survives(self, nodes: int, drops: int) -> bool:
-        """Whether enough neighbours and signers answer everywhere after that many drop-outs at
-        random.
+        """Whether every node still has enough neighbours and signers that answer, after that many
+        drop-outs at random.
         """
         near = 2 * self.reach - _most(nodes - 1, drops, 2 * self.reach, _VOID, 2 * nodes)
         return (
@@ -77,8 +77,8 @@ class Shape:
 
 @lru_cache(maxsize=64)
 def shape_of(nodes: int, threshold: int, colluders: int) -> Shape:
-    """The ring with the fewest neighbours; the complete graph if that has no more than twice as
-    many.
+    """The ring with the fewest neighbours. If the complete graph has no more than twice as many
+    neighbours, it is the complete graph.
 
     The ring stays safe with at least a tenth of the members as colluders, even if the noise counts
     on fewer: the complete graph, too, hides single vectors from more colluders than the noise
@@ -132,11 +132,13 @@ class Neighbours:
     def problem(
         self, clients: Collection[int], peers: Mapping[int, str] = MappingProxyType({})
     ) -> str:
-        """Where these clients are too few on the circle; empty if they suffice.
+        """The part of the circle in which these clients are too few, in words; empty if they
+        suffice.
 
         Args:
             clients: members that reached a step.
-            peers: member -> the secret of it that they must be able to open, in words.
+            peers: member -> the secret of this member that the clients must be able to open, in
+                words.
         """
         reach, shape = self.shape.reach, self.shape
         close = self._counts(clients, reach)

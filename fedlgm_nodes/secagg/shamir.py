@@ -56,7 +56,7 @@ class Weights:
         x = [point + 1 for point in points]
         product = math.prod(x) % PRIME
         # Weight i is the product of x_j / (x_j - x_i) over all other j. The numbers are small, so
-        # that their exact products are faster than products modulo the prime.
+        # exact products are faster than products modulo the prime.
         below = [xi * math.prod(xj - xi for xj in x if xj != xi) % PRIME for xi in x]
         self._weights = {
             xi - 1: product * inverse % PRIME

@@ -29,8 +29,8 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
     share its nonce.
 
     The model is not part of the terms, so that keys and shares can be exchanged before it is known.
-    Bounds and noise follow from the plan, so nodes that were sent different models have the same
-    protection as others.
+    Bounds and noise follow from the plan, so nodes have the same protection if they were sent
+    different models.
 
     Args:
         question: the question to any of the nodes.

@@ -31,8 +31,8 @@ class AnswerCheck:
         layers: the mechanism's view of the model's layers.
         positions: JSON file of each node's ledger position; kept over runs, it detects nodes that
             were restored.
-        test: accept answers only of nodes made for tests, whose noise is known; otherwise refuse
-            these.
+        test: whether to accept only answers of nodes made for tests, whose noise is known. If
+            false, answers of such nodes are refused.
 
     Raises:
         RunError: the file of positions is damaged.
@@ -75,8 +75,8 @@ class AnswerCheck:
         return None
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
-        """The problem of an answer; None if it counts. The position of a ledger without a problem
-        is stored.
+        """The problem of an answer; None if it counts. If the position of its ledger has no
+        problem, the position is stored.
 
         Args:
             question: the question.

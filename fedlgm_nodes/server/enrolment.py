@@ -34,7 +34,7 @@ class Enrolment(BaseModel):
     Attributes:
         node: one entry per client, each with the digest of its SuperNode's public key (see
             `key_digest`) and the public key of its release service. A removed node leaves a gap in
-            the numbers of clients, since the policies of the others state theirs.
+            the numbers of clients, since each of the other nodes' policies states its own number.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -4,8 +4,8 @@ A SuperNode sends waiting replies only after it has received a message. If a run
 node was receiving, the node sends that run's reply after the next message, whose own reply then
 waits for the message after it: the node stays one reply behind until it is restarted. A greeting
 makes it send its answer, and a node that is behind gets a greeting with every question. A node that
-answers a greeting before its next question is not behind but busy. The next time it is greeted only
-after twice as long a wait.
+answers a greeting before its next question is not behind but busy. The next time, the wait before
+its greeting is twice as long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flwr.app import RecordDict
 from fedlgm_nodes.protocol import messages as protocol
 from fedlgm_nodes.server.link import content_of
 
-_BEHIND_S = 1.0  # after which a node that is behind is greeted
+_BEHIND_S = 1.0  # seconds of silence after which a node that is behind is greeted
 
 
 class Greetings:

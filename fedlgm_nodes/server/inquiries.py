@@ -21,7 +21,7 @@ def inquire(
     """Header of each connected node's answer, by client; nodes that do not answer in time are
     omitted. The answers are not yet checked.
 
-    A node that speaks only the protocol before this one is asked again, in that one.
+    A node that speaks only the previous protocol is asked again, in the previous protocol.
 
     Args:
         link: link to the nodes.

@@ -19,8 +19,8 @@ from fedlgm_nodes.protocol.messages import Position, record_of
 class LedgerPositions:
     """The last position of every client's ledger that its enrolled service has signed.
 
-    Positions signed by another service under the client's number, such as that of a replaced node,
-    do not count. Several runs may share the file.
+    Positions that another service has signed under the client's number, such as the service of a
+    replaced node, do not count. Several runs may share the file.
 
     Args:
         file: JSON file that keeps them over runs; None keeps them only in this object.

@@ -62,7 +62,9 @@ class NodeLink:
         return self._protocols.get(client, protocol.PROTOCOL)
 
     def learn(self, client: int, header: Mapping[str, Any]) -> bool:
-        """Take a node's protocol from its refusal of another; whether to ask it again."""
+        """Take a node's protocol from its refusal of another protocol. Returns whether to ask it
+        again.
+        """
         spoken, before = header.get("protocol"), self.protocol(client)
         if header.get("code") == "protocol" and spoken in protocol.SUPPORTED:
             self._protocols[client] = int(spoken)
@@ -77,7 +79,7 @@ class NodeLink:
         key = secrets.randbits(32)
         models: dict[
             int, dict[str, ConfigRecord]
-        ] = {}  # nodes that are asked together share what is sent
+        ] = {}  # nodes that are asked together share the records that are sent
         messages = []
         for part in asked:
             if id(part.model) not in models:
@@ -88,8 +90,8 @@ class NodeLink:
             content = content_of(part.header, key)
             content.update(models[id(part.model)])
             messages.append(self._message(part.client, content, part.message.metadata.group_id))
-        # One by one: a node sees its message at once, and would ask for parts that are not there
-        # yet again and again.
+        # Messages are sent one by one. A node sees its message at once, and would otherwise ask
+        # again and again for parts that are not there yet.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
         return [{id_: key} if id_ else {} for id_ in sent]
 

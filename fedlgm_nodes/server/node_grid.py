@@ -158,8 +158,8 @@ class NodeGrid(NumberingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Replies in the order of the messages, one per message, which is an error if a client does
-        not answer.
+        """Replies in the order of the messages, one per message. If a client does not answer, its
+        reply is an error.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.
@@ -222,8 +222,8 @@ class NodeGrid(NumberingGrid):
             )
 
     def _part_of(self, message: Message, models: dict[int, str]) -> Asked:
-        """Convert a strategy's message to its node's question; `models` caches hashes, by identity,
-        over a round.
+        """Convert a strategy's message to its node's question. During a round, `models` caches the
+        models' hashes by the identity of the object.
         """
         if message.metadata.message_type != MessageType.TRAIN:
             raise RunError(

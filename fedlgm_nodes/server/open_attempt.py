@@ -80,8 +80,8 @@ class AttemptFile:
         path: the file, which need not exist.
 
     Attributes:
-        key: identity of the releases of this process, see `OpenAttempt`; that of the attempt that
-            is continued, if any.
+        key: identity of the releases of this process, see `OpenAttempt`. If an attempt is
+            continued, this is the identity of that attempt.
         found: attempt of an earlier process, until it is continued or given up.
 
     Raises:
@@ -114,6 +114,6 @@ class AttemptFile:
         self.found = None
 
     def give_up(self) -> None:
-        """Delete the attempt; releases from now on are others."""
+        """Delete the attempt. Later releases have another identity."""
         self.close()
         self.key = secrets.token_bytes(_KEY_BYTES)

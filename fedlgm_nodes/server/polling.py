@@ -20,7 +20,8 @@ from fedlgm_nodes.server.greetings import Greetings
 from fedlgm_nodes.server.link import NodeLink, body_of, header_of
 from fedlgm_nodes.server.round import Asked, Patience, group_by_reason, join_names
 
-_LOOK_S = 2.0  # between looks for who is connected, and between two messages to a node that is down
+# seconds between looks for connected nodes, and between two messages to a node that is down
+_LOOK_S = 2.0
 
 
 class Polling:
@@ -103,7 +104,7 @@ class Polling:
             down = part.open and part.down_since is not None and not part.keys
             if down and now - (part.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
-                if possible > needed:  # below the quorum it is waited for
+                if possible > needed:  # below the quorum the round waits for the node
                     part.lost = part.why_down
         if sum(part.answer is not None for part in asked) < needed:
             return
@@ -231,15 +232,15 @@ class Polling:
             part.next_try = now + _LOOK_S
             self._is_down(part, f"busy: {why}", now, told=False)
             return
-        self._link.learn(part.client, header)  # its next question is asked so
+        self._link.learn(part.client, header)  # its next question is asked in this protocol
         part.lost, about, part.refused = f"refused ({code}): {why}", header.get("about"), True
         part.accused = about if type(about) is int else None
         if code in LASTING:
             self.exclude(part.client, part.lost)
 
     def _is_down(self, part: Asked, why: str, now: float, *, told: bool = True) -> None:
-        """Wait for a client, but not again if it was so in an earlier round; the first time is told
-        at once.
+        """Wait for a client that is down, but not if it was already down in an earlier round. The
+        first time is reported at once.
         """
         part.why_down = why
         if told and part.client not in self._named:

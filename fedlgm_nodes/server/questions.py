@@ -58,11 +58,11 @@ def signed_at(socket: Path, question: Question) -> str:
 
 
 def unused_at(socket: Path, stem: str) -> list[str]:
-    """Registered runs for which nothing has been signed, the newest last.
+    """Registered runs for which no question has been signed, the newest last.
 
     Args:
         socket: socket of the process that holds the server's key.
-        stem: beginning of the runs' names, which is that of a recipe.
+        stem: beginning of the runs' names, which all runs of a recipe share.
 
     Raises:
         RunError: the process does not answer.
@@ -77,7 +77,7 @@ def _ask_signer(socket: Path, ask: str, fields: Mapping[str, Any]) -> dict[str, 
         try:
             answer, _ = frames.exchange(str(socket), header, b"", timeout=_PATIENCE_S)
             break
-        except (frames.NoService, frames.FrameError) as error:  # it was killed
+        except (frames.NoService, frames.FrameError) as error:  # the process was killed
             if time.monotonic() > deadline:
                 raise RunError(
                     f"{silent} does not answer: start it again, for example with `fedlgm deploy "

@@ -1,8 +1,9 @@
 """The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
 
 A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as
-missing, and `lost` gives the reason. The round is void below the threshold, or if too few answer
-somewhere on a ring of neighbours. No node relies on this code.
+missing, and `lost` gives the reason. The round is void if fewer nodes than the threshold answer. On
+a ring of neighbours it is also void if too few nodes answer in some part of the ring. No node
+relies on this code.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ class SecureSum:
 
     @property
     def summed(self) -> tuple[dict[int, str], bytes]:
-        """What `resume` takes: the signatures of all whose vectors are in the sum, and the masked
-        sum.
+        """The arguments of `resume`: the signatures of all clients whose vectors are in the sum,
+        and the masked sum.
         """
         return dict(self._sent), self._total.astype("<u4").tobytes()
 
@@ -228,7 +229,8 @@ class SecureSum:
         Raises:
             VoidRound: a secret cannot be opened.
         """
-        weights = lru_cache(maxsize=None)(Weights)  # without a ring all secrets have the same
+        # without a ring all secrets have the same weights
+        weights = lru_cache(maxsize=None)(Weights)
         return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
 
     def _secret(
@@ -237,14 +239,15 @@ class SecureSum:
         shares: Mapping[int, Mapping[int, bytes]],
         weights: Callable[[tuple[int, ...]], Weights],
     ) -> bytes:
-        """A client's secret, by shares that belong together; others' are tried after wrong ones.
+        """A client's secret, from shares that belong together. If some shares are wrong, the shares
+        of other nodes are tried.
 
         Raises:
-            VoidRound: there are none among those tried, of which one leaves any single node out if
-                it is not needed.
+            VoidRound: there is no set of shares that belong together among the tried sets. For each
+                node that is not needed, at least one tried set leaves this node out.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
-        # Nodes that gave wrong shares before come last.
+        # Nodes that have given wrong shares before come last.
         clients = sorted(
             graph.holders(peer) & shares.keys(), key=lambda client: (client in self.lost, client)
         )
@@ -265,7 +268,9 @@ class SecureSum:
     def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
-        """A client's secret by some nodes' shares, and why it is not the secret; empty if it is."""
+        """A client's secret, from some nodes' shares; and the reason why it is not the secret,
+        empty if it is.
+        """
         survived = peer in self.survivors.answered
         expected = self._commitments[peer] if survived else self._cohort.adverts[peer].masking
         try:

@@ -1,12 +1,12 @@
 """Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one
 secure sum.
 
-A round takes four messages to each node, or two if the round before has prepared it: nodes then
-exchange keys and shares for the next round in the messages in which they mask and unmask. If a node
-drops out, the remaining nodes agree in a further message. Prepared keys and shares serve only the
-same nodes and the same plan; after the loss of a node, or for another plan, the next round starts
-from its first step. It also does so if a node has lost its part since, which the server detects by
-asking for the shares once more.
+A round takes four messages to each node. A round that the previous round has prepared takes two:
+the nodes exchange keys and shares for the next round in the messages in which they mask and unmask.
+If a node drops out, the remaining nodes agree in a further message. Prepared keys and shares serve
+only the same nodes and the same plan; after the loss of a node, or for another plan, the next round
+starts from its first step. It also starts from its first step if a node has lost its part in the
+meantime. The server detects this by asking for the shares once more.
 
 A server that was killed continues the round that it had begun to charge (see `open_attempt`).
 
@@ -47,18 +47,18 @@ _RESTART_S = 2.0
 """Time from the last node's shares to the next round, after which services may have restarted
 without their keys."""
 _NODE_BYTES = 480
-"""Size of one node's part in the header of an "unmask" that also asks for shares: its signature,
-and its advert."""
+"""Size of one node's part, its signature and its advert, in the header of an "unmask" question that
+also asks for shares."""
 _OTHER_BYTES = 2048
-"""Size of the rest of the further question, of which a signed ledger position is the largest
-part."""
+"""Size of the rest of the further question. A signed ledger position is the largest part of this
+rest."""
 
 
 @dataclass
 class EnrolledSum(OneNodePerClient):
     """The nodes of a `SecureGrid` as a strategy sees them: one worker for all clients of a round.
 
-    A repeated round is another attempt, and so another release of its nodes with other noise.
+    A repeated round is another attempt. Its nodes therefore make another release, with other noise.
     """
 
     single = False
@@ -179,7 +179,7 @@ class _Attempt:
         server: the sum.
         answered: clients whose vectors are in it.
         lost: client -> why it takes no further part.
-        guilty: client -> why it is left out of the rounds that follow.
+        guilty: client -> why it is left out of later rounds.
         late: answers to earlier questions that came meanwhile.
         next: the next round's attempt, prepared as far as its shares; None if it is not.
     """
@@ -201,7 +201,7 @@ class _Attempt:
         self._shares: dict[int, tuple[dict[int, str], str]] = {}  # client -> its answer to "share"
         self._delivered: dict[int, dict[int, str]] = {}
         self._shared_at = 0.0
-        self._kept: OpenAttempt | None = None  # as it is on disk
+        self._kept: OpenAttempt | None = None  # the attempt as it is on disk
         self.lost, self.late, self.answered = dict[int, str](), 0, list[int]()
         self.guilty = dict[int, str]()
         self.next: _Attempt | None = None
@@ -293,7 +293,7 @@ class _Attempt:
             VoidRound: too few nodes answered after that, or too few are asked.
         """
         self._message, server = message, self.server
-        # caps leave too few, and a resumed run would ask no others
+        # caps on participation leave too few nodes, and a resumed run would ask the same nodes
         if len(self._clients) < server.terms.threshold:
             raise VoidRound(
                 f"it asks {len(self._clients)} nodes, and {server.terms.threshold} must answer"
@@ -385,23 +385,23 @@ class _Attempt:
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:
-        """The next round's attempt, to be prepared; None after the last round, without a node, and
-        unsigned.
+        """The next round's attempt, which is to be prepared. None after the last round, if a node
+        is missing, or if its question cannot be signed.
         """
         if self.round >= self._rounds or list(self._delivered) != self._clients:
             return None
-        # The shortest: headers differ by the position of a node's ledger, which a hostile node may
-        # state at length.
+        # The shortest header is measured. Headers differ by the position of a node's ledger, and a
+        # hostile node may state a very long position.
         header = min(len(json.dumps(fields)) for fields in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
-            return None  # found out later, it would void this round
-        # a signer may refuse this plan for the next round: that does not make this one void
+            return None  # if the size were noticed later, it would void this round
+        # a signer may refuse this plan for the next round, which does not make this round void
         with suppress(RunError):
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None
 
     def complete(self) -> bool:
-        """Whether all clients have given adverts, asked ahead."""
+        """Whether all clients have given the adverts that were asked ahead."""
         with suppress(VoidRound):
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
@@ -473,7 +473,9 @@ class _Attempt:
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
-        """Find the nodes that more of their neighbours accuse than may collude."""
+        """Find each node whose accusers among its neighbours are more than the nodes that may
+        collude.
+        """
         for client, count in Counter(accused).items():
             if client in self._questions and count > self.server.crowd:
                 self.guilty[client] = (

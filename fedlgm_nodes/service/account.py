@@ -63,8 +63,8 @@ class Account:
         """Number of further releases like this one, at most `asked`, that budget and caps allow.
 
         Raises:
-            Refusal: not one; it says which of them does not, and which epsilon all of them would
-                take.
+            Refusal: not one further release is allowed. It says whether the budget or a cap forbids
+                it; for the budget, it states the epsilon with all `asked` releases.
         """
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
@@ -95,7 +95,8 @@ class Account:
         return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
 
     def cost(self, request: Request) -> privacy.DpEvent:
-        """The cost of a release, but at least that of one of as many as the policy allows.
+        """The cost of a release, but at least the cost of one release if the policy's largest
+        number of releases shared the whole budget equally.
 
         The time of an answer and a refusal reveal something that no noise covers, so no release may
         be almost free.
@@ -128,8 +129,8 @@ class Account:
                 )
 
     def _check_alone(self, request: Request) -> None:
-        """Refuse a release too large for the whole budget; to compose it takes time and memory in
-        proportion.
+        """Refuse a release that alone costs more than the whole budget. The time and memory to
+        compose it would be in proportion to its cost.
         """
         budget = self._policy.privacy
         alone = request.cost.least_epsilon(request.plan, budget.delta)

@@ -56,7 +56,7 @@ class AccountingProcess(ChildProcess):
 
     def event(self, request: Request) -> dict[str, Any]:
         """The cost that follows from a plan's numbers."""
-        if self._priced[0] is request:  # one question to the process less
+        if self._priced[0] is request:  # this saves a question to the process
             return self._priced[1]
         return dict(self._ask("event", request))
 
@@ -75,8 +75,8 @@ class AccountingProcess(ChildProcess):
         return int(self._ask("affordable_releases", request, run, asked))
 
     def _ask(self, method: str, request: Request | None = None, *given: Any) -> Any:
-        """Call a method on the ledger as the service has it."""
-        if request is not None:  # the model costs nothing, and may be large
+        """Call a method, on the ledger in the state in which the service holds it."""
+        if request is not None:  # the cost does not depend on the model, which may be large
             request = replace(request, model=np.empty(0, np.float32), text="")
         place = self._ledger.seq, self._ledger.head
         return self._call_twice("answer", method, place, request, *given)[0]["said"]
@@ -104,7 +104,8 @@ class _Answers:
         name = policy.data.name
         self._ledger = NodeLedger(folder.ledger_file, folder.witness_file, name, readonly=True)
         self._account = Account(policy, self._ledger)
-        self._account.epsilon(privacy.events.gaussian_event(1.0))  # loads what a charge needs
+        # loads the libraries that a charge needs
+        self._account.epsilon(privacy.events.gaussian_event(1.0))
         self.idle = policy.limits.training_idle_seconds
         return {}, b""
 

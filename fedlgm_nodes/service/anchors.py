@@ -23,7 +23,7 @@ from fedlgm_nodes.policy import Refusal
 _SCHEMA = """CREATE TABLE IF NOT EXISTS anchors (
     run TEXT, round INTEGER, head TEXT NOT NULL, signed_at TEXT NOT NULL, PRIMARY KEY (run, round)
 ) WITHOUT ROWID"""
-_MOST = 100_000  # rows, so that nobody can fill the disk
+_MOST = 100_000  # largest number of rows, so that nobody can fill the disk
 
 
 class AnchorRecord:
@@ -38,7 +38,8 @@ class AnchorRecord:
         self._path, self._signer = path, signer
 
     def sign(self, run: str, round: int, head: str) -> str:
-        """The signature of a head, in hexadecimal. The record is on disk before it leaves.
+        """The signature of a head, in hexadecimal. The record is on disk before the signature
+        leaves.
 
         Args:
             run: label of the run.

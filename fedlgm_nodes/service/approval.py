@@ -13,7 +13,8 @@ from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import Row
 
-_MOST_WAITING = 100  # requests that are kept while they wait; strangers may send them
+# largest number of waiting requests that are kept, because strangers may send requests
+_MOST_WAITING = 100
 _STATES = {
     "waits": "waits for this node's operator; ask again after the approval",
     "denied": "was denied by this node's operator",
@@ -64,7 +65,7 @@ class Approval:
         } | ({"people": people} if (people := self._people()) else {})
 
     def check(self, request: Request, *, charged: bool = False) -> None:
-        """Let a question pass whose work is approved, while the node is not paused.
+        """Let a question pass if its work is approved and the node is not paused.
 
         Args:
             request: the question's content.

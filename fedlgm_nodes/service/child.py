@@ -23,7 +23,7 @@ from fedlgm.wire import printable
 from fedlgm_nodes.policy import Refusal
 from fedlgm_nodes.protocol import frames
 
-_LOOK_S = 1.0  # between looks for the service's process
+_LOOK_S = 1.0  # seconds between looks for the service's process
 END_S = 10.0
 _LONGEST_ERROR = 1000  # characters
 _log = logging.getLogger("fedlgm.node")
@@ -98,8 +98,8 @@ class ChildProcess:
         return self._exchange(method, *given)
 
     def _call_twice(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method, in another process if this one has ended, most often since nobody has
-        asked for a while.
+        """Call a method. If the process has ended, the method is called in another process. A
+        process ends most often because nobody has asked it for a while.
         """
         with self._explain_end():
             try:

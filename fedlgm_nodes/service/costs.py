@@ -39,9 +39,9 @@ class WholeDataCost:
 
         Args:
             plan: the release.
-            nodes: number of nodes at which one person may have rows. The others' releases are
-                charged here, too: of equal cost if each adds its own noise, and otherwise as further
-                terms of the same sum.
+            nodes: number of nodes at which one person may have rows. The other nodes' releases are
+                charged here, too. If each node adds its own noise, they are releases of equal cost.
+                Otherwise they are further terms of the same sum.
         """
         noise, copies = plan.facts.noise, _copies(plan, nodes)
         moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
@@ -70,7 +70,8 @@ class WholeDataCost:
 
 
 class SingleExamplesCost:
-    """Cost of a release that protects single examples: that of its steps under add-or-remove-one.
+    """Cost of a release that protects single examples: the cost of its steps under
+    add-or-remove-one.
 
     The node keeps secret which examples a step samples.
     """

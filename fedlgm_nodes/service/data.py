@@ -40,7 +40,7 @@ def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted |
 
     Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
     are unchanged. The rows of people who count at other nodes are left out; the second value says
-    who counts where, and is None if the policy does not.
+    who counts where. It is None if the policy does not say this.
 
     Args:
         section: [data] of the policy.

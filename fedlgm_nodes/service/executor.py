@@ -30,7 +30,7 @@ from fedlgm_nodes.service.ending import on_order_to_stop
 
 _HEARTBEAT_S = 20.0
 _TASKS = 4
-_LOOK_UP_S = 0.5  # from work that fills all places, for the order to stop
+_LOOK_UP_S = 0.5  # seconds between looks for the order to stop, while work fills all places
 _log = logging.getLogger("fedlgm.executor")
 
 
@@ -59,7 +59,8 @@ class Executor:
         """
         last = time.monotonic()
         while not stop.is_set():
-            # A place before a task: one that is claimed and waits is lost after half a minute.
+            # Wait for a free place before a task is claimed, because a claimed task that waits is
+            # lost after half a minute.
             if not self._free.acquire(timeout=_LOOK_UP_S):
                 continue
             answer = None

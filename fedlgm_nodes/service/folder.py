@@ -185,10 +185,10 @@ class NodeFolder:
         """The noise key, 32 bytes. Until the first release every start of the service creates a new
         key.
 
-        If someone else had made the key, this person could have kept a copy and could subtract all
-        noise. The ledger therefore records the digest of the key that its service makes, and no
-        other key is used. In particular, a key from a folder whose service was first started
-        elsewhere is not used.
+        Anyone else who had made the key could have kept a copy, and could subtract all noise. The
+        ledger therefore records the digest of the key that its service makes, and no other key is
+        used. In particular, a key from a folder whose service was first started elsewhere is not
+        used.
 
         Args:
             ledger: the node's ledger, open for writing.

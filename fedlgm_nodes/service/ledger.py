@@ -240,8 +240,8 @@ class NodeLedger:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
     def release_for(self, question: str) -> str | None:
-        """Name of the release that answered a question, that a cohort masks, or that has a lasting
-        name (`Naming.lasting_name`); None if there is none.
+        """Name of the release for the digest of a question, the digest of a cohort, or a lasting
+        name (`Naming.lasting_name`). None if there is no such release.
         """
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
@@ -354,7 +354,8 @@ class NodeLedger:
             f"another process holds the ledger {self.path}: is the service running already?"
         )
         if _identity(self.path.stat()) in _locked:
-            # before it is opened: closed again, that would end SQLite's own locks in this process
+            # this is checked before the file is opened, because closing it would end SQLite's own
+            # locks in this process
             raise held
         self._lock = os.open(self.path, os.O_RDWR)
         try:
@@ -433,7 +434,8 @@ class NodeLedger:
                 f"secure sums, but its witness saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
-            self._witness()  # the service ended between a row and its witness
+            # the service ended after it wrote a row and before it wrote the witness
+            self._witness()
 
     def _witness(self) -> None:
         write_witness(self.witness, Seen(self.identity, self.seq, self.head, self._agreed))

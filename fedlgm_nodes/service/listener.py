@@ -62,7 +62,7 @@ class Listener:
         stop = self._stop
         # before the socket exists, which shows that the service is up
         for number in (signal.SIGTERM, signal.SIGINT):
-            # not in the main thread
+            # this fails outside the main thread
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         listener = _listen(self._folder.socket, self._policy.socket.group)
@@ -98,12 +98,13 @@ class Listener:
             reads = self._service.data_reads
             answer = await self._answer(ask, body, began)
             if ask.ask in STEPS and not ask.trains and reads == self._service.data_reads:
-                # it depends on nothing of the data; four such answers come before and after each
-                # vector
+                # such an answer does not depend on the data; four of them come before and after
+                # each vector
                 began = None
         except Refusal as refusal:
             if refusal.code == "slow":
-                # it leaves at a time that the policy has set, whatever has not ended by then
+                # this refusal leaves at a time that the policy has set, whatever work has not ended
+                # by then
                 began = None
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
             answer = Answer(refusal.header)
@@ -115,8 +116,8 @@ class Listener:
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = Answer(Refusal("failed", "see this node's log").header)
         if began is not None:
-            # From when its turn came: the asker chooses when to connect and when a question's last
-            # byte arrives.
+            # The time is counted from the question's turn, because the asker chooses when to
+            # connect and when the last byte of a question arrives.
             await asyncio.sleep(self._seconds_left(began))
         try:
             async with asyncio.timeout(limits.receive_seconds):
@@ -124,7 +125,8 @@ class Listener:
                 writer.write(answer.body)  # separately, because joining would copy it once more
                 await writer.drain()
         except (OSError, TimeoutError):
-            # closed in order it would keep the answer for as long as nobody reads it
+            # a connection that is closed in order would keep the answer for as long as nobody reads
+            # it
             writer.transport.abort()
         finally:
             self._open -= 1
@@ -176,13 +178,13 @@ class Listener:
         work = loop.run_in_executor(None, self._service.answer, ask, body)
 
         def end_turn(work: asyncio.Future[Answer]) -> None:
-            # Questions that wait their turn would see when training ended, came it at other times
-            # than answers do.
+            # If a turn could end at other times than answers are sent, questions that wait for
+            # their turn would show when training ended.
             refused = work.cancelled() or isinstance(work.exception(), Refusal)
             timed = (ask.trains and not refused) or reads != self._service.data_reads
             loop.call_later(self._seconds_left(began) if timed else 0.0, self._busy.release)
 
-        # Whatever becomes of this connection, the next release waits for this one to end.
+        # Whatever happens to this connection, the next release waits until this release has ended.
         work.add_done_callback(end_turn)
         try:
             return await asyncio.wait_for(asyncio.shield(work), self._policy.limits.release_seconds)

@@ -1,8 +1,8 @@
 """The names of a node's releases, by which the ledger finds what has been charged.
 
-The service names releases itself. In the training process the models and losses of others run: one
-that could choose a name would make a new release under an earlier charge, which may have paid for
-more noise.
+The service names releases itself. The training process runs other people's models and losses. If
+such code could choose a name, it could make a new release under an earlier charge. That charge may
+have paid for a release with more noise.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Naming:
         """A name of the release that stays the same with another version of torch and another
         number of threads.
 
-        By it the service finds a release that was charged before, with its name. Such a release is
-        not made again if its answer may have left: a last bit could differ under the same noise.
+        By the lasting name the service finds a release that was charged before, and its name. If
+        its answer may have left, such a release is not made again, because a last bit could differ
+        under the same noise.
         """
         return self._digest(request, run, cohort, "lasting")
 

@@ -7,9 +7,10 @@ other nodes. Their rows are dropped as the table is read, so nothing that is mad
 depends on them. Adding or removing a person then changes the data of one node only, and the
 person's epsilon is that of this node's ledger, for any number of nodes and runs.
 
-That holds only if a person never moves. The node therefore keeps who has counted here and who
-elsewhere since before its first release, and refuses data in which one has changed sides. Nobody
-can check that the operators' lists agree: a person whom no list names counts at every node.
+That holds only if a person never moves. The node therefore records, from before its first release,
+who has counted here and who has counted elsewhere. It refuses data in which a person has changed
+sides. Nobody can check that the operators' lists agree: a person whom no list names counts at every
+node.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Counted:
 
     Attributes:
         here: pseudonyms of the people whose rows this node uses.
-        elsewhere: those of its list.
+        elsewhere: pseudonyms of the people on its list, who count at other nodes.
     """
 
     here: frozenset[str]

@@ -27,7 +27,8 @@ from fedlgm_nodes.service.witness import read as read_witness
 from fedlgm_nodes.service.witness import write as write_witness
 
 KINDS = ("request", "approve", "deny", "release", "refusal", "policy", "pause", "resume")
-_MOST_REFUSALS = 100  # recorded per day: strangers can cause them
+# largest number of refusals that are recorded per day, because strangers can cause refusals
+_MOST_REFUSALS = 100
 
 
 class Record:
@@ -89,7 +90,8 @@ class Record:
             raise LedgerError(
                 explain_failure(f"the record {self.path} cannot be read", error)
             ) from error
-        # What follows the last end of a line is a row whose writer was killed: it had no effect.
+        # The text after the last end of a line is a row whose writer was killed. Such a row had no
+        # effect.
         for line in lines[: lines.rfind(b"\n") + 1].splitlines(keepends=True):
             self._take(line)
 

@@ -45,7 +45,8 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     body = frames.body_of(content.config_records, key)
     answer, numbers = frames.exchange(str(socket), header, body, timeout=timeout)
     records = frames.body_records(numbers, key)
-    first = records.pop(f"{BODY}.0", {})  # in the header's record: one object less
+    # the first part is in the header's record, which saves one object
+    first = records.pop(f"{BODY}.0", {})
     reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer), **first})})
     reply.update({name: ConfigRecord(dict(values)) for name, values in records.items()})
     return reply

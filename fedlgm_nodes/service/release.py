@@ -78,7 +78,7 @@ class Releaser:
             node_data.targets(policy.data, data.y, tasks.get(name))
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
-        self._tried: tuple[str, str, bool] | None = None  # by `prepare`
+        self._tried: tuple[str, str, bool] | None = None  # the work that `prepare` has tried
 
     def warm(self) -> None:
         """Take one step on the first example with a small model.
@@ -156,12 +156,13 @@ class Releaser:
                     self.policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
                 _unit(request).try_on(trainer, model, x, y, request.plan)
-                if cut_vote.asked_for(request.plan):  # by its losses in evaluation
+                # the vote is computed from losses in evaluation
+                if cut_vote.asked_for(request.plan):
                     updates = torch.zeros(1, len(model))
                     self._votes(request).add_votes(updates, request.plan, model, [ClientData(x, y)])
         except (
             Exception
-        ) as error:  # of the server's names and options, or of the operator's own model
+        ) as error:  # it follows from the server's names and options or the operator's own model
             raise Refusal("work", f"training fails on any data: {error}"[:300]) from error
         self._tried = tried
 
@@ -186,13 +187,13 @@ class Releaser:
         model = torch.from_numpy(request.model.copy())
         if self._test_seed is None:
             keys = Keys(self._keys("order", name), self._keys("noise", name))
-        else:  # as `clients.LayerwiseClient` in a simulation
+        else:  # the same keys as `clients.LayerwiseClient` has in a simulation
             seeded = KeyRing.from_seed(self._test_seed)
             keys = Keys(
                 seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
             )
         asked = Asked(request.plan, model, request.round, [self.policy.node.client])
-        # threads of services that share cores would wait for another
+        # threads of services that share cores would wait for one another
         with torch_threads(self.policy.limits.threads):
             return client_release(self._contributions(request), Charged(keys), asked).total
 
@@ -202,7 +203,7 @@ class Releaser:
 
         def client_data(
             client: int,
-        ) -> ClientData:  # called where an error of this node's data is caught
+        ) -> ClientData:  # it is called where an error in this node's data is caught
             # a task of the operator's own could keep targets for others, or for its losses
             task = fresh(job.task)
 

@@ -164,7 +164,7 @@ class Service:
         return self._sign_facts(ask, {"client": self.policy.node.client, "anchor": signed})
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Question, np.ndarray | None]:
-        """Check who asks, and within which run; nothing is built, computed or charged.
+        """Check who asks, and in which run. Nothing is built, computed or charged.
 
         Returns:
             The question; the global model [D], None if the question holds only its digest.
@@ -223,7 +223,8 @@ class Service:
         """Admit a question, build the objects of its work, and answer it."""
         question, model = self.admit(ask, body)
         request = self._releaser.understand(ask.round, ask.plan, ask.work, model)
-        if ask.ask not in ("agree", "unmask"):  # they end a sum whose vectors have left the nodes
+        # these steps end a sum whose vectors have already left the nodes
+        if ask.ask not in ("agree", "unmask"):
             self._approval.check(request, charged=ask.trains)
         return (self.step if ask.ask in STEPS else self.release)(ask, request, question)
 
@@ -283,7 +284,7 @@ class Service:
     def _ahead(self, ask: Ask) -> dict[str, Any]:
         """Field with the answer to a step of the next round, if one was asked for.
 
-        The step passes the same checks; a refusal does not spoil this round's.
+        The step passes the same checks. Its refusal does not affect the answer for this round.
         """
         if ask.ahead is None:
             return {}
@@ -304,8 +305,8 @@ class Service:
         def charge(cohort: str) -> None:
             named, lasting = self._names(request, ask.run, cohort)
             if self._ledger.release_for(cohort) not in (None, named):
-                # The masks of two vectors of one cohort would be the same: their difference would
-                # show this node's own.
+                # Two vectors for one cohort would have the same masks, so their difference would
+                # reveal the difference of this node's own vectors.
                 raise Refusal(
                     "gone", "this node has been charged for another vector of this cohort"
                 )
@@ -328,7 +329,7 @@ class Service:
         digest = protocol.sha256(body)
         left = None if row is None else self._ledger.answer_digest(row.seq)
         if row is None or left not in (None, digest):
-            # The data or the software is not what it was when the vector was made.
+            # The data or the software has changed since the vector was made.
             raise Refusal(
                 "gone",
                 "another vector has left this node in this attempt: it takes no further part in it",
@@ -340,8 +341,8 @@ class Service:
         return answer
 
     def _names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """The release's name, which is that of an earlier charge with other software, and the name
-        by which such a charge is found.
+        """The release's name, and the name by which an earlier charge with other software is found.
+        If there is such a charge, the release's name is the name of this charge.
         """
         name, lasting = self._releaser.names(request, run, cohort)
         return self._ledger.release_for(lasting) or name, lasting
@@ -357,8 +358,8 @@ class Service:
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_keys and self._ledger.release_for(question) not in (None, name):
-            # Else anyone who recorded it could have it charged again after a change of the data or
-            # of this software.
+            # Otherwise anyone who recorded the question could have it charged again after a change
+            # of the data or of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None or not self._record.recorded(row.seq):  # a charge before a crash
             self._approval.check(request)
@@ -440,7 +441,7 @@ class Service:
             body = self._reply_file(row).read_bytes()
             if protocol.sha256(body) == digest:
                 return body
-        # Made again it could differ in a last bit, with the same noise.
+        # If the answer were made again, it could differ in a last bit under the same noise.
         raise Refusal(
             "gone",
             f"release {row.seq} was answered before, and its answer is no longer kept; a run with "
@@ -454,11 +455,12 @@ class Service:
         digest = protocol.sha256(body)
         limit = self.policy.limits.kept_replies
         if limit:
-            # the ledger may not say that it left and the disk have lost it
+            # the answer is written first, so that the ledger never states an answer that the disk
+            # has lost
             write_durably(self._reply_file(row), body)
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -limit or None]:
-            # a release that was charged before a crash is an old one
+            # a release that was charged before a crash can be among the old ones
             if not limit or old != self._reply_file(row):
                 old.unlink(missing_ok=True)
         return digest
@@ -501,7 +503,7 @@ class Service:
         Raises:
             Refusal: the question is refused.
         """
-        if self._failed is not None:  # perhaps by the question before this one
+        if self._failed is not None:  # the previous question may have caused this failure
             raise self._failed
         if ask.ask not in ("hello", "afford", "anchor", "release", *STEPS):
             raise Refusal(
@@ -520,7 +522,7 @@ class Service:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
                 asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
-                if self._failed is None:  # else the record is not the right one
+                if self._failed is None:  # otherwise this record may not be the right one
                     self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
                 raise
         except LedgerError as error:
@@ -532,8 +534,8 @@ class Service:
             raise self._failed from error
 
     def _people(self) -> str:
-        """Digest of the people who count elsewhere, keyed, since it is part of what a server is
-        told: it could otherwise be compared with lists that hold a person or not.
+        """Keyed digest of the people who count elsewhere. It has a key because a server learns it,
+        and could otherwise compare it with the digests of lists with and without a person.
         """
         return self._releaser.people and self.folder.keyed_digest(self._releaser.people)
 

@@ -32,8 +32,8 @@ _NEVER_CONNECTED = (
     "registered, and a machine whose clock is more than 5 seconds ahead of the server's or 5 "
     "minutes behind"
 )
-"""Flower itself says no more than that it terminated gracefully."""
-_SHARE = 10  # pause after a poll, in times of the poll's own duration
+"""Flower itself says only that it terminated gracefully."""
+_SHARE = 10  # pause after a poll, as a multiple of the poll's own duration
 
 
 class Pauses:
@@ -42,7 +42,7 @@ class Pauses:
     def __init__(self) -> None:
         self.polled = False  # whether Flower has ever paused, which it does once it is connected
         self._last = time.monotonic()
-        self._polling: float | None = None  # when the poll began that is under way
+        self._polling: float | None = None  # time at which the current poll began
 
     def sleep(self, seconds: float) -> None:
         """Pause. Flower requests three seconds if there was no message, and less while one is being

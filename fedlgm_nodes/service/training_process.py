@@ -4,7 +4,7 @@ The service starts it, and starts it again when a question needs it. Without que
 some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
 names and charges; it parses every plan and work itself. The training process gets the noise key and
 the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
-numbers, and nothing of it is unpickled: models and losses of others run in it.
+numbers, and nothing of it is unpickled, because models and losses of others run in the process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class TrainingProcess(ChildProcess):
         super().__init__("training process", lambda link: start(link))
         self._folder, self._policy, self._released = folder, policy, released
         self._keys: tuple[bytes, int | None] = b"", None
-        self._torch = ""  # version in the process
-        self._current: Request | None = None  # the one that the process holds
+        self._torch = ""  # version of torch in the process
+        self._current: Request | None = None  # the request that the process holds
         self.data_digest, self.people, self.examples, self.starts = "", "", 0, 0
 
     def open(self, secret: bytes, test_seed: int | None) -> None:
@@ -93,7 +93,7 @@ class TrainingProcess(ChildProcess):
         layers = layers_of(header["layers"])
         model = np.zeros(layers.size, np.float32) if model is None else model
         parsed = parse_plan(layers, plan, self._policy)
-        asked = Work.model_validate(work)  # which the process has checked
+        asked = Work.model_validate(work)  # the process has already checked the work
         self._current = Request(round, parsed, plan, model, asked, self.data_digest)
         return self._current
 
@@ -136,7 +136,7 @@ class TrainingProcess(ChildProcess):
             self._call("understand", request.round, request.text, work, request.model)
             self._current = request
         if self.data_digest != request.data:
-            # The release's name, and so its noise, belong to the data as they were.
+            # The release's name, and with it the noise, belongs to the data before the change.
             raise RunError("the node's data have changed while a question was answered")
         return self._call(method, *given)
 

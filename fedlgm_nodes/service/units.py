@@ -78,8 +78,8 @@ class WholeData(WholeDataCost):
             data: the node's examples.
             targets: function that turns the targets of several examples into the targets of the
             task.
-            apart: whether each example's target is made without the others, where single examples
-                are protected.
+            apart: whether each example's target is made without the other targets, if single
+                examples are protected.
         """
         return ClientData(data.x, targets(data.y))
 
@@ -124,7 +124,7 @@ class SingleExamples(SingleExamplesCost):
             bounds = job.mechanism.scaling(plan).bounds(len(plan.layers))
         except (
             Exception
-        ) as error:  # of the server's names and options; nothing of it depends on the data
+        ) as error:  # it follows from the server's names and options, not from the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (bounds <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
@@ -148,7 +148,7 @@ class SingleExamples(SingleExamplesCost):
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """See `WholeData.examples`; examples whose own target the task does not take are left out
+        """See `WholeData.examples`. An example is left out if the task does not take its target
         (`NodeExamples`).
         """
         if not apart:
@@ -239,9 +239,9 @@ def _add_updates(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates
 class _NodeUpdates(VotingUpdates):
     """A node's whole update; a failure of training counts as no data.
 
-    An artificial example has already been trained on, so a failure depends on this node's data: an
-    error instead of an answer would reveal that without noise. The operator finds the error in the
-    log.
+    The trainer has already trained on an artificial example, so a failure depends on this node's
+    data. An error instead of an answer would reveal the failure without noise. The operator finds
+    the error in the log.
     """
 
     @override

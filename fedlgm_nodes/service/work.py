@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fedlgm.training import LocalTraining
 
 _LONGEST = 4096  # characters of a name with its options
-_LARGEST = 1e30  # of a learning rate and the like; JSON has whole numbers that no float holds
+# largest value of a learning rate and similar settings; JSON has whole numbers that no float holds
+_LARGEST = 1e30
 _LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
 
 
@@ -39,7 +40,7 @@ class Table(BaseModel):
         The model would read one column as another, and no answer would show it.
 
         Raises:
-            Refusal: a list of the policy is another one.
+            Refusal: a list in the policy differs.
         """
         if not data.is_table:  # arrays have no names
             return
@@ -116,8 +117,8 @@ class Work(BaseModel):
         return work
 
     def values(self) -> dict[str, Any]:
-        """Plain values. Without a table and people they are those of earlier versions, and so are
-        the names of releases and works that are made of them.
+        """Plain values. Without a table and people they are the same as in earlier versions. So the
+        names of releases and works, which are made of these values, are also the same.
         """
         return self.model_dump(
             exclude={key for key in ("table", "people") if not getattr(self, key)}

@@ -53,8 +53,8 @@ class _Unit(Protocol):
 
 
 class Workshop:
-    """Makes the objects of a node's works, each once. It keeps those of the last few works, and one
-    trainer.
+    """Makes the objects of a node's works, each once. It keeps the objects of the last few works,
+    and one trainer.
 
     Args:
         policy: the node's policy.
@@ -121,7 +121,7 @@ class Workshop:
             )
         try:
             return module if file is None else models.load_weights_(module, file)
-        except Exception as error:  # its message has the path
+        except Exception as error:  # the error's message holds the path
             raise Refusal(
                 "work", "model.weights: the tensors of that file are not those of the model"
             ) from error

@@ -30,7 +30,8 @@ class Assembly:
         recipe: the recipe.
         own: a user's objects that replace names in it.
         planned: whether nothing will be trained, so that no file of a bundled set is needed.
-        no_kernel: reason why `training.kernel = "auto"` became PyTorch; None if it did not.
+        no_kernel: reason why `training.kernel = "auto"` was resolved to PyTorch; None if it was
+            not.
         divided: data and division that are used instead of the recipe's, such as a worker's.
         data: class of the data.
         model: class of the model.
@@ -59,14 +60,14 @@ class Assembly:
         self.privacy = RunPrivacy(self.model, planned)
 
     def check(self) -> None:
-        """Run all checks that need no training: division, model, first plan, and whether they and
-        the other settings fit together.
+        """Run all checks that need no training. They cover the division, the model and the first
+        plan, and whether these and the other settings fit together.
 
         Raises:
             FedlgmError: the message gives the problem and the remedy.
         """
         self.data.partition  # noqa: B018
-        with torch_threads(self.recipe.run.threads):  # as in the run
+        with torch_threads(self.recipe.run.threads):  # the same number of threads as in the run
             module, mechanism = self.model.check(), self.model.mechanism
             plan = self.privacy.check()
             if isinstance(mechanism, PlansFromAnswers):

@@ -157,8 +157,8 @@ class ClientLevel(UnitKind):
         )
 
     def conditions(self, model: ModelParts) -> tuple[str, ...]:
-        """See `UnitKind.conditions`; there is one more if a user's parts could carry state between
-        clients.
+        """See `UnitKind.conditions`. There is one more condition if a user's parts could carry
+        state between clients.
         """
         training, task, kind = model.recipe.training, model.data.task, model.trainer_kind
         why: str | None = None

@@ -14,8 +14,8 @@ from fedlgm.training.devices import torch_threads
 from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
-_TRIED = 8  # public examples on which the compiled kernel is tried
-_BATCHES = 4  # of public examples, for each client that is timed
+_TRIED = 8  # number of public examples on which the compiled kernel is tried
+_BATCHES = 4  # number of batches of public examples for each client that is timed
 SIDE_BY_SIDE = 16
 """Number of clients that a GPU trains at once; more lose more to padding than they gain
 (docs/results/gpu.md)."""
@@ -34,7 +34,7 @@ def resolve_hardware(recipe: Recipe) -> Recipe:
 
 
 def resolve_auto(assembly: Assembly, workers: int) -> Assembly:
-    """The run with every "auto" of [training] replaced by this machine's choice, on the same data.
+    """The run on the same data, with every "auto" of [training] replaced by this machine's choice.
 
     If clients train on an accelerator, "auto" is also the default of `training.vectorize`, and a
     block has at least as many clients as are trained at once.
@@ -77,8 +77,8 @@ def _for_accelerator(assembly: Assembly) -> Assembly:
 
 
 def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
-    """Whether clients are trained side by side, and whether that is compiled, by a short
-    measurement.
+    """Whether clients are trained side by side, and whether this training is compiled. A short
+    measurement decides both.
     """
     section, run, federation = (
         assembly.recipe.training,
@@ -108,10 +108,10 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
 def _refusal(assembly: Assembly) -> str | None:
     """Why the compiled kernel cannot train this run here; None if it trained on a few examples.
 
-    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md),
-    or of which it bounds the examples and which is small, so nothing is timed:
-    the choice, and with it the bits of a run, depend only on the recipe and on whether the machine
-    has the kernel.
+    The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md).
+    If it bounds single examples, it is faster for small models. So nothing is timed. The choice,
+    and with it the bits of a run, depend only on the recipe and on whether the machine has the
+    kernel.
     """
     section = assembly.recipe.training
     if assembly.model.device.type != "cpu":

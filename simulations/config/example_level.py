@@ -38,8 +38,8 @@ if TYPE_CHECKING:  # every run reads its recipe here, and most do without the en
 
 _HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
 MOST_PARAMETERS = 50_000
-"""Largest model whose examples the compiled kernel bounds under "auto": PyTorch is faster for
-larger ones (docs/results/example-level.md)."""
+"""Size of the largest model for which "auto" lets the compiled kernel bound the examples. PyTorch
+is faster for larger models (docs/results/example-level.md)."""
 
 
 _UNUSED: tuple[tuple[str, object, str], ...] = (
@@ -104,7 +104,9 @@ class ExampleLevel(UnitKind):
             )
 
     def _check_steps(self, recipe: Settings) -> None:
-        """Refuse settings that do not fit rounds that are steps, to which the server adds noise."""
+        """Refuse settings that do not fit a run in which each round is a step and the server adds
+        the noise.
+        """
         federation, training = recipe.federation, recipe.training
         if recipe.privacy.max_participations is not None:
             raise ConfigError(
@@ -271,8 +273,8 @@ class ExampleLevel(UnitKind):
             )
 
     def conditions(self, model: ModelParts) -> tuple[str, ...]:
-        """See `UnitKind.conditions`; the trainer states its own for inputs like the public
-        examples.
+        """See `UnitKind.conditions`. The trainer states its own conditions for inputs like the
+        public examples.
         """
         x, _ = model.data.public_examples(slice(1))
         return (

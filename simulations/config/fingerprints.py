@@ -44,8 +44,8 @@ def object_digest(value: Any, *, state: bool = True) -> str:
 
     Args:
         value: the object.
-        state: whether arrays, counters and objects among its attributes count, which change from
-            round to round. Otherwise only settings count: texts, truth values and fractions.
+        state: whether the attributes that change from round to round also count: arrays, counters
+            and objects. Otherwise only settings count: texts, truth values and fractions.
     """
     return _hash_words(_words(value, state, frozenset()))
 
@@ -108,8 +108,8 @@ def _hash_words(words: Iterable[str]) -> str:
 
 
 def _words(value: Any, state: bool, above: frozenset[int]) -> Iterator[str]:
-    """Text that distinguishes `value` from other objects; `above` are the objects that contain
-    it.
+    """Text that distinguishes `value` from other objects; the objects in `above` contain
+    `value`.
     """
     if isinstance(value, _PLAIN):
         yield f"{type(value).__name__} {value!r}"
@@ -167,7 +167,7 @@ def _class_words(kind: type) -> Iterator[str]:
         if _is_known(base):
             continue
         for name, method in sorted(vars(base).items()):
-            # not what dataclasses make
+            # methods that dataclasses generate are left out
             if isinstance(method, FunctionType) and (text := _source(method)) is not None:
                 yield name
                 yield text

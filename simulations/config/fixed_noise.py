@@ -66,8 +66,8 @@ def epsilon_of(recipe: Settings) -> float:
 
 
 def require_agreement(recipe: Settings) -> None:
-    """Refuse a budget beside a noise multiplier from which another epsilon follows
-    (ConfigError).
+    """Refuse a budget and a noise multiplier together if another epsilon follows from the
+    multiplier (ConfigError).
     """
     follows, budget = epsilon_of(recipe), recipe.privacy
     if not math.isclose(follows, budget.epsilon, rel_tol=_AGREE):
@@ -80,8 +80,8 @@ def require_agreement(recipe: Settings) -> None:
 
 
 def require_noise(recipe: Settings, method: Method) -> None:
-    """Refuse a method whose noise is not that of `privacy.noise_multiplier`, if this is set
-    (ConfigError).
+    """If `privacy.noise_multiplier` is set, refuse a method with other noise than this multiplier
+    gives (ConfigError).
     """
     given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
     if isinstance(method.mechanism, NoPrivacy):

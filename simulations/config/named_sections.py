@@ -26,7 +26,7 @@ def _absolute(path: str) -> str:
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 """A path that does not depend on the working directory, because workers and resumed runs have other
-ones."""
+working directories."""
 
 
 class _OpenSection(BaseModel):
@@ -63,11 +63,11 @@ class Data(_OpenSection):
     With them a plan needs no folder, and a run refuses a folder with other numbers. `pixels` is the
     interval of a bundled image set's values; default: [-1, 1]. `file`, `test_file` and the columns
     `target`, `inputs` and `users` are for name = "table". The columns, `subset` and `splits` are
-    for name = "hf:owner/name". `labels` names the classes of both, and
-    `classes` counts those of a table that have no names. `standardise` is "test", for
-    mean and standard deviation of the public test rows, or public figures by column: {age = [50,
-    20]}. `categories` are the public categories of columns of text, and `fill` the public values of
-    gaps. `file` may be a pattern for one file of each site.
+    for name = "hf:owner/name". `labels` names the classes of both kinds of data, and `classes` is
+    the number of a table's classes if they have no names. `standardise` is "test", which takes the
+    mean and standard deviation of the public test rows, or it gives public figures by column: {age
+    = [50, 20]}. `categories` are the public categories of columns of text, and `fill` the public
+    values of gaps. `file` may be a pattern for one file of each site.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options

@@ -35,11 +35,12 @@ _TAKES_NONE = {*_NAMING.items(), ("statement", "searched")}
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    With another mechanism, variant or partition scheme, options that it does not have are removed,
-    and with another model all keys of [model] but `seed`. `rate`, `cohort` and `participations` of
-    [federation] replace each other, and so do `epsilon` and `noise_multiplier` of [privacy]. The
-    title is removed if keys outside [run] change, because it describes the recipe as written. A
-    bundled recipe's seed is removed with its published data (see `public_seed.drop`).
+    If the mechanism, the variant or the partition scheme changes, options that the new one does not
+    have are removed. If the model changes, all keys of [model] except `seed` are removed. `rate`,
+    `cohort` and `participations` of [federation] replace each other, and so do `epsilon` and
+    `noise_multiplier` of [privacy]. The title is removed if keys outside [run] change, because it
+    describes the recipe as written. A bundled recipe's seed is removed with its published data (see
+    `public_seed.drop`).
 
     Args:
         raw: changed in place.
@@ -84,7 +85,7 @@ def lay_over(raw: dict[str, Any], layer: Mapping[str, Any]) -> None:
         layer: sections and values of the later source; None removes one.
     """
     if layer.keys() - {"name", "run"}:
-        raw.pop("title", None)  # it described the recipe as it was
+        raw.pop("title", None)  # the title described the recipe before the changes
     for section, value in layer.items():
         below = raw.pop(section, {})
         if isinstance(value, dict) and isinstance(below, dict):
@@ -137,7 +138,8 @@ def settings(overrides: Overrides) -> Iterator[tuple[str, Any]]:
         try:
             yield path, tomllib.loads(f"value = {value}")["value"]
         except (ValueError, RecursionError):
-            # not TOML, numbers of thousands of digits, lists nested without end
+            # the value is not TOML, has thousands of digits, or has lists that are nested too
+            # deeply
             yield path, value
 
 
@@ -167,7 +169,7 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
     base = {key: value for key, value in below.items() if key not in replaced}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
         base.pop("pixels", None)  # other examples, another interval
-        # The new set is no half of the same set.
+        # The new set is not a part of the previous set.
         if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):
             base = {key: value for key, value in base.items() if key not in READING}
     naming = _NAMING.get(section, "")

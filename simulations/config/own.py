@@ -34,8 +34,7 @@ FEW_SITES = 20
 """Number of clients of own data below which a bundled recipe uses all of them in every round."""
 
 FIXED = "frozen part of the model"
-"""Name under which a run's provenance holds the hash of the parts of its model that it does not
-train."""
+"""Name of the frozen parts of a run's model, under which provenance holds their hash."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,8 @@ def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
 
 
 def few_sites(raw: dict[str, Any]) -> None:
-    """Let all clients take part in every round if there are few, in the plain values of a bundled
-    recipe.
+    """Change a bundled recipe's plain values so that all clients take part in every round, if there
+    are few clients.
     """
     federation = raw["federation"]
     if 1 < federation["clients"] < FEW_SITES and federation.get("sampling", "poisson") == "poisson":
@@ -196,8 +195,8 @@ def _key_if_set(raw: dict[str, Any], section: str, key: str) -> dict[str, Any]:
 
 
 def _mechanism_section(mechanism: Mechanism) -> dict[str, Any]:
-    """A mechanism as a recipe's section: with its options if it is registered, otherwise only its
-    name.
+    """A mechanism as a recipe's section. It holds the options if the mechanism is registered,
+    otherwise only the name.
     """
     require_mechanism(mechanism)
     values = {

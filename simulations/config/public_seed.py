@@ -38,8 +38,8 @@ def mark(raw: dict[str, Any]) -> None:
 
 
 def drop(raw: dict[str, Any]) -> None:
-    """Remove an inherited public seed from data that are not published, since its noise can be
-    drawn again.
+    """Remove an inherited public seed if the data are not published, since noise from a public seed
+    can be drawn again.
 
     Example:
         >>> raw = {"data": {"name": "table"}, "run": {"seed": PublicSeed(7, "digits")}}

@@ -13,7 +13,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fedlgm import mechanisms
-from fedlgm import noise as noises  # whose correlations load SciPy's optimisers
+from fedlgm import noise as noises  # not its correlations, which load SciPy's optimisers
 from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import is_object
 from fedlgm.files import path_of
@@ -98,7 +98,8 @@ class Recipe(Section):
             and budget.get("epsilon") is None
             and budget.get("noise_multiplier") is not None
         )
-        if derived:  # the facts, from which epsilon follows, need any epsilon
+        # epsilon follows from the facts, which cannot be built without some value of epsilon
+        if derived:
             sections = {**sections, "privacy": {**budget, "epsilon": 1.0}}
         try:
             super().__init__(**sections)
@@ -248,8 +249,8 @@ class Recipe(Section):
         """The server's linear map of the releases, for which noise is optimised: averaging, or
         momentum.
 
-        Plain averaging also replaces optimizers that are not linear, and users' own. No privacy
-        figure depends on it.
+        Plain averaging is also assumed for optimizers that are not linear and for users' own
+        optimizers. No privacy figure depends on this choice.
         """
         federation = self.federation
         return noises.correlation.Workload(

@@ -210,7 +210,7 @@ class RunModel:
             ConfigError: the message names the problem.
         """
         module, count = self.module(), len(self.data.dataset.test_y)
-        # of all of the set: it may be sorted
+        # rows from the whole set, because the set may be sorted
         rows = np.linspace(0, count - 1, min(_PROBED, count)).astype(np.int64)
         x, y = self.data.public_examples(rows)
         require_same_losses(fresh(task), self.data.on_parts, self.module(), x, y)

@@ -87,8 +87,8 @@ class RunPrivacy:
 
     @property
     def stated(self) -> str:
-        """A plan's assumptions about data that it has not read, which a run checks; empty if there
-        are none.
+        """A plan's assumptions about data that it has not read; empty if there are none. A run
+        checks these assumptions.
         """
         section, examples = self.recipe.data, self._published
         if examples is None or section.train_images is None or self.model.data.present:
@@ -122,7 +122,7 @@ class RunPrivacy:
         exempt = self.model.data.spent is not None or not plan.protected
         if self.recipe.run.patience is None or exempt:
             return plan
-        from fedlgm.privacy.accounting import composed_epsilon  # which workers do without
+        from fedlgm.privacy.accounting import composed_epsilon  # workers do not need this import
 
         epsilon, delta = facts.budget()
         cost = composed_epsilon(self.method.events(plan), delta, facts.accountant)

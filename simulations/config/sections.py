@@ -68,7 +68,7 @@ class Federation(Section):
     users, where client i belongs to user i mod users. `rate` and `cohort` then count users.
 
     `overlap` is the largest number of clients at which one person has data; clients are drawn and
-    bounded one by one, and epsilon is that of a person at all of them.
+    bounded one by one, and epsilon is the epsilon of one person at all of these clients.
 
     Example:
         >>> Federation(clients=100, rounds=20, cohort=10).share
@@ -270,15 +270,16 @@ class Privacy(Section):
     "user").
 
     If clients add noise to their own example-level steps (unit = "example", trust = "local"), the
-    budget is each client's. `noise_multiplier` in place of `epsilon` fixes the noise; `epsilon` is
-    then the one that follows.
+    budget is each client's. `noise_multiplier` in place of `epsilon` fixes the noise; `epsilon`
+    then follows from the noise.
 
     `noise` is "independent" in every round, or correlated over the rounds: "banded" (least error of
     the models after each round), "square-root" (closed form) or "blt" (`buffers` vectors of state
     instead of `bands` - 1). Correlated noise needs a `sampling` that keeps rounds between a
     client's participations. `min_separation` is the number of these rounds (of groups, under cyclic
-    and grouped-poisson sampling). Its default is the largest that the population permits, or
-    `bands`; the default of `bands` is `min_separation`.
+    and grouped-poisson sampling). Its default is the largest separation that the population
+    permits. Under grouped-poisson sampling its default is `bands`, if `bands` is given. The default
+    of `bands` is `min_separation`.
 
     Example:
         >>> budget = Privacy(epsilon=8.0, delta=1e-5)
@@ -323,9 +324,9 @@ class Run(Section):
     refuse it unless `test_mode` states that nothing needs protection. With `audit`, canaries take
     part in rounds of a simulation, and the printed summary has their audit. `patience` ends a run
     after this many evaluations of the public test set without a better headline metric; its epsilon
-    remains that of all rounds (`simulations.runs.stopping`). `trackers` follow the run:
-    tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if it is
-    installed. `keep_releases` keeps what a certificate needs (`fedlgm_lab.certificate`), and
+    remains the epsilon of all planned rounds (`simulations.runs.stopping`). `trackers` follow the
+    run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if
+    it is installed. `keep_releases` keeps what a certificate needs (`fedlgm_lab.certificate`), and
     `beacon` is the file in which an auditor answers the commitment to the noise.
 
     Example:

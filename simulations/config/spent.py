@@ -15,8 +15,8 @@ from fedlgm.planning.facts import RunFacts
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 
-_RELATION = "add-remove"  # of the statistics of `simulations.standardise`
-_SHARE = 0.1  # of delta, for the first guess of what is left
+_RELATION = "add-remove"  # relation under which `simulations.standardise` releases its statistics
+_SHARE = 0.1  # share of delta, for the first guess of the remaining budget
 _TRIES = 8
 _SLACK = 0.01  # share of epsilon that may stay unspent
 

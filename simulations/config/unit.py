@@ -32,8 +32,8 @@ from strategies.server_optimizer import ResumableStep, server_step
 
 _PREPARES = "conditional on the task preparing every example from that example alone (tested on halves of the data)"
 _SAME_EXAMPLES = {"pixels", "image_size", "channels", "inputs"}
-"""Keys of [data] that change how an example is read, and not which examples there are or who holds
-them."""
+"""Keys of [data] that change only how an example is read. They change neither the set of examples
+nor the clients that hold them."""
 
 
 class Settings(Protocol):
@@ -166,8 +166,8 @@ class UnitKind:
     keys: tuple[str, ...] = ()
 
     def check(self, recipe: Settings) -> None:
-        """Refuse settings that do not fit together, and warn of a delta that permits the release of
-        one unit's data, if the recipe gives the number of units.
+        """Refuse settings that do not fit together. If the recipe gives the number of units, also
+        warn of a delta that permits the release of one unit's data.
 
         Raises:
             ConfigError: the message names the first such setting by its key, and the remedy.
@@ -266,8 +266,8 @@ class UnitKind:
         raise NotImplementedError
 
     def efforts(self, recipe: Settings, sizes: np.ndarray) -> np.ndarray:
-        """Examples of each participant of the sampling, [population], from those of the clients,
-        [clients].
+        """Number of examples of each participant of the sampling, [population], from the numbers of
+        the clients, [clients].
         """
         return sizes
 
@@ -290,7 +290,7 @@ class UnitKind:
 
         Args:
             cohorts: the choice of a round's clients.
-            facts: the run's facts, whose sampling may be that of a step's examples.
+            facts: the run's facts. Their sampling may be the sampling of a step's examples.
         """
         if cohorts.block is not None:
             return (

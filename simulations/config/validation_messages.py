@@ -66,7 +66,7 @@ def section_kind(field: FieldInfo) -> type[BaseModel] | None:
     )
 
 
-_SAID = {  # where the checker has more than one complaint, or one that names no values
+_SAID = {  # for keys for which the checker has several messages, or a message that names no values
     ("training", "device"): "must be auto, cpu, cuda, cuda:N, mps or xpu",
     ("training", "compile"): "must be true, false or 'auto'",
     ("data", "pixels"): "must be two numbers, the lower one first, such as [0, 1]",

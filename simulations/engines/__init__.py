@@ -79,12 +79,13 @@ def get(
         engine: a name, a reference, or an `Engine`, which has its own options.
         options: the caller's options.
         device: device of the run's clients, by which "auto" chooses.
-        threads: threads of each of its workers, likewise.
+        threads: threads of each of the engine's workers, by which "auto" also chooses.
 
     Returns:
-        The engine. "auto" is a choice of one: forked processes on one Linux machine, this process
-        for one GPU, which it keeps busy with many clients side by side, and Ray otherwise. Options
-        of an engine choose it. Every choice leads to the same model.
+        The engine. "auto" chooses forked processes on one Linux machine. For one GPU it chooses
+        this process, which keeps the GPU busy with many clients side by side. Otherwise it chooses
+        Ray. If the options belong to one engine, "auto" chooses that engine. Every choice leads to
+        the same model.
 
     Raises:
         ConfigError: the engine is unknown, or does not support the options.

@@ -16,7 +16,8 @@ from typing_extensions import override
 from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError
 
-if TYPE_CHECKING:  # what starts a deployment's processes is in this package, and needs no torch
+# the code that starts a deployment's processes is in this package and needs no torch
+if TYPE_CHECKING:
     from fedlgm.noise.keys import KeyRing
     from simulations.config.assembly import Assembly
     from simulations.config.recipe import Recipe
@@ -88,7 +89,8 @@ class Engine(ABC):
 
     @contextmanager
     def start(self, assembly: Assembly) -> Iterator[None]:
-        """Refuse a run that the engine cannot serve, and hold the services that it needs.
+        """Refuse a run that the engine cannot serve, and keep the services that the run needs until
+        the block ends.
 
         The block checks the run, while slow services start, and then calls `wait` and `serve`.
 
@@ -162,7 +164,7 @@ class GridEngine(Engine):
         progress: OnRound | None,
         trackers: Sequence[Tracker],
     ) -> RunSummary:
-        from simulations.runs.server import serve  # which workers do without
+        from simulations.runs.server import serve  # workers do not need this import
 
         keys, _ = folder.keys(assembly.recipe.run.seed)
         with self.grid(assembly, keys) as grid:

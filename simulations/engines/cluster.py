@@ -24,7 +24,7 @@ left_behind = threading.Event()
 """Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then
 hang, too."""
 _SERVERS = ("gcs_server", "raylet")
-_WORKER_GIB = 0.5  # of a worker that has imported everything, with a small model
+_WORKER_GIB = 0.5  # memory of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
 # patience with Ray's start and end, and with a start whose control store is gone
 _PATIENCE_S, _GONE_S = 15.0, 3.0

@@ -26,7 +26,7 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_SILENCE_S = 60.0  # of the log about tasks, until the SuperLink is asked all the same
+_SILENCE_S = 60.0  # silence of the log about tasks after which the SuperLink is asked in any case
 _TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 
 
@@ -97,7 +97,7 @@ def run_flower(
         RunError: the run did not complete; the message has the first exception in Flower's log, and
             the end of the log.
     """
-    log = folder.private_file("flower.log")  # it says how many clients took part
+    log = folder.private_file("flower.log")  # the log says how many clients took part
     with private_superlink(log) as flwr, _handed_over(folder.private, own) as objects:
         federation = (
             f"num-supernodes={supernodes} client-resources-num-cpus=1 "
@@ -171,7 +171,8 @@ def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dic
 def follow(
     flwr: FlwrCommand, run_id: str, log: Path, look: Callable[[], bool] = lambda: False
 ) -> str:
-    """Wait for a run's end and return Flower's status of it, or that `look` saw it completed.
+    """Wait until a run ends and return its status: Flower's status, or `COMPLETED` once `look` has
+    seen the run complete.
 
     Args:
         flwr: the SuperLink.

@@ -177,8 +177,8 @@ def first_exception(log: str) -> str | None:
     """The first exception whose traceback a log holds, with the line that raised it; None without
     one.
 
-    Python prints a cause before its consequence, and Ray prints an actor's error inside that of the
-    waiting process.
+    Python prints a cause before its consequence, and Ray prints an actor's error inside the error
+    of the waiting process.
     """
     inside, place = False, ""
     lines = iter(_COLOUR.sub("", log).splitlines())

@@ -120,7 +120,7 @@ def print_row(row: FullRow) -> None:
 
 def _recipe(config: UserConfig) -> Recipe:
     overrides = [part for part in str(config.get("set", "")).split(";") if part.strip()]
-    _own(config)  # with names that users have registered, which the recipe may use
+    _own(config)  # this loads names that users have registered and that the recipe may use
     recipe = recipes.load(str(config.get("recipe", "")) or None, overrides)
     if recipe.training.kernel == "auto":  # every node has PyTorch
         recipe = recipe.with_values(training={"kernel": None})

@@ -37,7 +37,7 @@ def is_port_taken(port: int) -> bool:
     False
     """
     with socket.socket() as probe:
-        # as servers do: connections may still be closing
+        # servers set this option, too, because connections may still be closing
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

@@ -16,7 +16,9 @@ from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 from strategies.messages import NumberingGrid
 
-RETRIES = 8  # losses of one block beyond one per worker, and workers in a row that do not start
+# how often one block may be lost beyond once per worker; how many workers in a row may fail to
+# start
+RETRIES = 8
 
 
 class Served:
@@ -121,13 +123,15 @@ class PoolGrid(WorkerGrid):
                 name = self._ask(messages[waiting[-1]])
                 if name is not None:
                     asked[name] = waiting.pop()
-            if turn in done:  # after the question, so that no worker waits for the caller
+            # the reply is yielded after the next question is sent, so that no worker waits for the
+            # caller
+            if turn in done:
                 yield done.pop(turn)
                 turn += 1
                 continue
             for name, reply in self._wait_for_replies():
                 block = asked.pop(name, None)
-                if block is None:  # of an earlier round that was given up
+                if block is None:  # a reply from an earlier round that was given up
                     continue
                 if isinstance(reply, Lost):
                     waiting.append(block)

@@ -49,7 +49,7 @@ class LocalEngine(GridEngine):
     """Runs everything in this process.
 
     Args:
-        options: options of the caller, of which `workers` has no effect.
+        options: options of the caller. `workers` has no effect.
 
     Raises:
         ConfigError: an option belongs to another engine.

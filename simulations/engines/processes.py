@@ -39,9 +39,10 @@ from simulations.config.assembly import Assembly
 from simulations.engines.base import EngineOptions, GridEngine
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served, require_memory
 
-_WORKER_GIB = 0.1  # that a worker writes, with a small model
-_ENDING_S = 5.0  # until a process that does not end is killed
-# Seconds that a fork has for its first product, then the one that replaces it, and so on.
+_WORKER_GIB = 0.1  # memory that a worker writes, with a small model
+_ENDING_S = 5.0  # time after which a process that does not end is killed
+# Seconds that a fork has for its first product, then seconds for the fork that replaces it, and so
+# on.
 _COMPUTES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 _COMPUTED = b"c"
 _PRODUCT = (256, 256)  # so large that MKL allocates memory for the product
@@ -134,7 +135,8 @@ class _Parent:
     A fork inherits the locks that other threads of the driver hold at that moment, and nobody
     releases its copies. A thread that ends holds all locks of MKL's allocator, also after it was
     joined (Python before 3.13 does not wait for the end of the system's thread). So a fork is used
-    once it has computed a product; one that cannot is replaced. Its own forks inherit no held lock.
+    only after it has computed a product, and a fork that cannot do this is replaced. The forks of a
+    fork inherit no held lock.
 
     Raises:
         RunError: five forks in a row computed nothing.
@@ -224,7 +226,7 @@ def _end_with(parent: int) -> None:
     handles.
     """
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -242,7 +244,7 @@ def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver
     workers: set[int] = set()
     while True:
         asked, handles, _, _ = socket.recv_fds(line, 1, 1)
-        for worker in list(workers):  # those that are gone leave nothing behind
+        for worker in list(workers):  # ended workers are reaped
             if os.waitpid(worker, os.WNOHANG)[0] != 0:
                 workers.remove(worker)
         if not asked:

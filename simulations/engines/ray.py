@@ -32,12 +32,13 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-# for the first of several workers to start; on a machine that is busy otherwise
+# time for the first of several workers to start; the same on a machine that is busy with other work
 _START_S, _BUSY_S = 180.0, 1800.0
-_SAY_S = 30.0  # between two notices that it has not
+_SAY_S = 30.0  # time between two notices that no worker has started
 _BUSY = 2.0  # load per CPU above which a machine is busy
 _SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
-_LOST = (RayActorError, OutOfMemoryError, ObjectLostError)  # a worker or its node, not its code
+# errors that mean the loss of a worker or its node, not a fault of its code
+_LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
 _Arrays = dict[str, tuple[str, tuple[int, ...], str, np.ndarray]]
 """A record in parts: name -> dtype, shape, stype and data of Flower's `Array`, with the data as
@@ -117,7 +118,7 @@ class RayGrid(PoolGrid):
         self._options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0}
         self._actors = [self._actor() for _ in range(workers)]
         self._arguments: tuple[Any, ...] = ()
-        self._held: dict[int, tuple[Any, ...]] = {}  # with which arguments each actor started
+        self._held: dict[int, tuple[Any, ...]] = {}  # actor -> arguments with which it started
         self._starting: dict[ray.ObjectRef, int] = {}
         self._busy: dict[ray.ObjectRef, int] = {}
         # the last model in the object store
@@ -192,7 +193,8 @@ class RayGrid(PoolGrid):
         return ray.remote(self.worker).options(**self._options).remote()
 
     def _restart(self, slot: int) -> None:
-        ray.kill(self._actors[slot])  # where it is not gone, but what it made is
+        # needed if the actor still runs and only the objects that it made are lost
+        ray.kill(self._actors[slot])
         self._actors[slot] = self._actor()
         self._equip(slot)
 
@@ -201,7 +203,9 @@ class RayGrid(PoolGrid):
         memory.
         """
         if self._held[slot] is not self._arguments:
-            return  # another one ended before: those that start now do already
+            # another worker ended before, and workers that start now already train fewer clients at
+            # once
+            return
         recipe, *others = self._arguments
         training = recipe["training"]
         width = training.get("width", recipe["run"]["block_size"])
@@ -216,7 +220,7 @@ class RayGrid(PoolGrid):
             self._arguments = (recipe | {"training": training | {"width": half}}, *others)
 
     def _equip(self, slot: int) -> None:
-        """Give an actor work once it is up; others do the work if that never happens."""
+        """Give an actor work once it is up. If it never comes up, other actors do the work."""
         self._held[slot] = self._arguments
         self._starting[self._actors[slot].hold.remote(*self._arguments)] = slot
 

@@ -40,7 +40,8 @@ def private_superlink(log: Path) -> Iterator[FlwrCommand]:
             # Ray's default; it warns if it is not set
             "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-            # Flower gives its actors an environment that no worker has that Ray starts before.
+            # Flower gives its actors an environment of their own. Workers that Ray starts in
+            # advance do not have it.
             "RAY_prestart_worker_first_driver": "0",
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             # Else Flower joins whatever cluster was started last on this machine, with options that

@@ -166,12 +166,12 @@ def export(
             Python object.
 
     Returns:
-        `file`, `format`, `bytes`, `metadata_file` (None if they are inside) and the metadata
-        without the recipe.
+        `file`, `format`, `bytes`, `metadata_file` (None if the metadata are inside the file) and
+        the metadata without the recipe.
 
     Raises:
-        ConfigError: the format is unknown, the file has the suffix of another, or packages that
-            "onnx" needs are missing.
+        ConfigError: the format is unknown, the file has the suffix of another format, or packages
+            that "onnx" needs are missing.
         RunError: the file cannot be written, PyTorch cannot express the model as ONNX, or as in
             `load_model`.
         LedgerError: as in `metadata`.
@@ -221,7 +221,7 @@ def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str
 
 
 def export_summary(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
-    """A written file, with those of the metadata that are short."""
+    """A written file, with those metadata whose values are short."""
     return {
         "file": str(file),
         "format": format,
@@ -234,7 +234,7 @@ def export_summary(file: Path, format: str, told: Metadata, beside: Path | None 
 def load_verified(
     folder: RunFolder, result: RunSummary, module: nn.Module | None = None
 ) -> nn.Module:
-    """See `load_model`; of a run that was checked.
+    """See `load_model`. The run must have been checked.
 
     Raises:
         RunError: the last checkpoint is not the result's model.
@@ -299,7 +299,7 @@ def _write_onnx(target: Path, module: nn.Module, example: inputs.Arrays, told: M
     batch = tuple({0: torch.export.Dim("batch")} if part.ndim else None for part in arguments)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
+            warnings.simplefilter("ignore")  # warnings of the exporter about itself
             program = torch.onnx.export(
                 module, arguments, dynamo=True, dynamic_shapes=batch, verbose=False
             )

@@ -100,7 +100,7 @@ def predict(model: Path | str, file: Path | str) -> Predicted:
     x, ignored = _rows(Path(file), columns)
     try:
         outputs = np.asarray(run(tables.standardise(x, columns)))
-    except Exception as error:  # those of onnxruntime have no common type
+    except Exception as error:  # exceptions of onnxruntime have no common type
         raise DataError(f"{path} does not take the rows of {file}: {_first_line(error)}") from error
     frame = _frame(outputs.reshape(len(x), -1), str(told.get("task", "")), labels)
     stored = any("mean" in column for column in columns)
@@ -169,7 +169,9 @@ def _linear(path: Path, told: Mapping[str, Any], state: Mapping[str, np.ndarray]
 
 
 def _rows(path: Path, columns: Sequence[tables.Column]) -> tuple[np.ndarray, list[str]]:
-    """The model's columns of a file, in its order, [n, d], and the names of the other columns."""
+    """A file's columns that the model reads, in the model's order, [n, d], and the names of the
+    file's other columns.
+    """
     if not path.name.lower().endswith((".csv", ".csv.gz")) or not path.is_file():
         raise DataError(f"{str(path)!r} must be a .csv or .csv.gz file that exists")
     try:
@@ -207,8 +209,8 @@ def _fill_of(column: tables.Column, name: str) -> dict[str, Any]:
 
 
 def names_of_outputs(count: int, task: str, labels: Sequence[str]) -> list[str] | None:
-    """Names of a model's outputs, from those of the classes or intervals; None if these do not
-    name them.
+    """Names of a model's outputs, from the names of the classes or intervals. None if the number of
+    these names does not fit the outputs.
 
     Example:
         >>> names_of_outputs(1, "binary", ["ill", "well"]), names_of_outputs(2, "regression", [])

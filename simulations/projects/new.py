@@ -87,7 +87,7 @@ def protection_of(kind: str, unit: str | None = None, trust: str | None = None) 
     Args:
         kind: name of the kind.
         unit: unit of protection; None takes that of the first protection that fits.
-        trust: trust model; None likewise.
+        trust: trust model; None takes that of the first protection that fits.
 
     Raises:
         ConfigError: the kind does not offer them; the message says what it offers.
@@ -110,10 +110,10 @@ def protection_of(kind: str, unit: str | None = None, trust: str | None = None) 
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a place for a project where something is that is not an empty folder.
+    """Refuse a path for a project if it exists and is not an empty folder.
 
     Raises:
-        ConfigError: there is something.
+        ConfigError: the path exists and is not an empty folder.
 
     Example:
         >>> refuse_used(Path("a-folder-that-does-not-exist"))

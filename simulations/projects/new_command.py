@@ -72,7 +72,7 @@ def new(
 
 
 def _ask(question: str, choices: list[str], meanings: dict[str, str]) -> str:
-    """The user's choice; where there is only one it is named and not asked for."""
+    """The user's choice. A single choice is printed and taken without a question."""
     from click import Choice
 
     for choice in choices:

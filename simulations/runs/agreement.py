@@ -66,8 +66,9 @@ def check_summary(
         "unit": recipe.unit,
         "guarantee_status": "none" if math.isinf(figures["epsilon"]) else guarantee.status,
     }
-    del true["guarantee"]  # its words are derived again and not read
-    if "attack_rates" not in result and "attack" not in result:  # added after the first release
+    del true["guarantee"]  # the words of the guarantee are derived again and not read
+    # these figures were added after the first release of fedlgm
+    if "attack_rates" not in result and "attack" not in result:
         del true["attack_rates"], true["attack"]
     if multiplier is not None:
         true["noise_multiplier"] = multiplier
@@ -92,11 +93,11 @@ def check_summary(
 def check_rows(
     rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str
 ) -> None:
-    """Refuse rows whose epsilon is below that of their round, or falls, and rows without figures of
-    the same layers.
+    """Refuse rows whose epsilon is below the epsilon of their round or below that of an earlier
+    row. Also refuse rows that lack figures or have another number of layers.
 
-    Only the first and the last one are composed. Between them no figure may be below the one
-    before.
+    Only the first and the last epsilon are composed from the ledger. Between them, no row's epsilon
+    may be below that of the row before.
 
     Args:
         rows: public rows of the run.

@@ -19,7 +19,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
 
-_KEPT = 2  # the last could be the one that a crash cut short on a failing disk
+_KEPT = 2  # a crash on a failing disk could have cut the last checkpoint short
 
 
 @dataclass(frozen=True)

@@ -64,17 +64,19 @@ class RunFolder:
 
     Args:
         path: the folder.
-        made_with: folders above it that were made with it; None for a folder that existed before.
+        made_with: parent folders that were made together with the folder; None if the folder
+            existed before.
     """
 
     def __init__(self, path: Path, made_with: tuple[Path, ...] | None = None) -> None:
         self.path, self.made_with = path, made_with
         # clients, versions, sources of users' objects
         self.provenance = ProvenanceFile(path / "provenance.json")
-        self.checkpoints = Checkpoints(path / "checkpoints")  # from which the run continues
-        self.diverged = DivergedFile(path / "diverged.json")  # of the last attempt
+        # the run continues from the newest checkpoint
+        self.checkpoints = Checkpoints(path / "checkpoints")
+        self.diverged = DivergedFile(path / "diverged.json")  # divergence of the last attempt
         self.metrics = RowFile(path / "metrics.jsonl", RoundRow)
-        # Further rows of each round only for the operator; those of an audited run show which
+        # Further rows of each round, only for the operator. In an audited run they show which
         # canaries were in.
         self.diagnostics = RowFile(self.private / "diagnostics.jsonl", PrivateRow, private=True)
         self.canaries = RowFile(self.private / "canaries.jsonl", CanaryRow, private=True)
@@ -87,7 +89,7 @@ class RunFolder:
 
         Raises:
             ConfigError: the value is not a path, or the system refuses it.
-            RunError: the folder is not a run's, but for example that of a search.
+            RunError: the folder is not a run's; it may be the folder of a search.
         """
         path = path_of("run", path)
         folder = cls(path)
@@ -261,8 +263,8 @@ class RunFolder:
         return [Head.parse(text) for text in texts if text]
 
     def writing(self) -> AbstractContextManager[None]:
-        """Every block that writes the run's files; it raises DiskError if the system refuses
-        one.
+        """The context of every block that writes the run's files. It raises DiskError if the system
+        refuses a file.
         """
         return disk_errors(self.path, "run")
 
@@ -271,7 +273,7 @@ class RunFolder:
         """Lock this run against all other processes. The operating system releases the lock when
         this process ends.
 
-        A block inside such a block of the same object holds the same lock.
+        Blocks of one object can be nested; an inner block holds the same lock.
 
         Raises:
             RunError: another process works on it, or as in `writing`.
@@ -302,8 +304,8 @@ class RunFolder:
         """The process that holds the lock, or that was killed while it held it; None if there is
         none.
 
-        The number of a killed process stays in the file. Only then is the lock taken, for a moment,
-        so that no other process finds it taken in vain.
+        The number of a killed process stays in the file. Only if the file holds a number does this
+        method take the lock, for a moment. Other processes are therefore not refused needlessly.
         """
         file = self.path / _LOCK
         with suppress(OSError), file.open() as lock:
@@ -313,7 +315,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return Worker(int(pid), True)
-            if file.read_text() == pid:  # else it has ended since
+            if file.read_text() == pid:  # otherwise the process has ended since
                 return Worker(int(pid), False)
         return None
 
@@ -331,7 +333,8 @@ class RunFolder:
         Args:
             private: whether each row also holds the operator's figures.
         """
-        rows = list(self.metrics)  # first: a row's private part is written before it
+        # public rows are read first, because a row's private part is written before its public part
+        rows = list(self.metrics)
         private_rows = {row["round"]: row for row in self.diagnostics} if private else {}
         return [cast(FullRow, private_rows.get(row["round"], {}) | row) for row in rows]
 

@@ -38,7 +38,8 @@ class KeyFile:
             name: name of the keys that the last checkpoint states; None without a checkpoint.
 
         Raises:
-            RunError: the file is damaged, or it is missing or another one although it is needed.
+            RunError: the file is damaged. Or its keys are needed, but it is missing or holds other
+                keys.
         """
         if not self.path.is_file():
             if charged and needed:

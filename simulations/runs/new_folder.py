@@ -23,7 +23,7 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
         recipe: the run's recipe.
 
     Raises:
-        RunError: the folder exists and is not empty, and nothing is changed.
+        RunError: the folder exists and is not empty. Nothing is changed.
         DiskError: the folder cannot be created.
     """
     stem, numbers = f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}", count(2)
@@ -32,7 +32,7 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
         default = Path("runs") / name
         try:
             return create(default, recipe)
-        except RunError:  # a run that began in the same second has the name
+        except RunError:  # a run that began in the same second has this name
             if not default.exists():
                 raise
         name = f"{stem}-{next(numbers)}"
@@ -60,8 +60,8 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterator[None]:
-    """Remove a folder from `create`, and those above it, if the block raises before the run has
-    charged a round.
+    """Remove a folder that `create` made, and the parent folders made with it, if the block raises
+    before the run has charged a round.
 
     After an interruption, or after an error of a run that `RunFolder.open` returned, the folder is
     kept. Disk errors of the block are raised as in `RunFolder.writing`.
@@ -82,6 +82,6 @@ def removed_if_refused(folder: RunFolder, *, asks_nodes: bool = False) -> Iterat
         ):
             shutil.rmtree(folder.path, ignore_errors=True)
             for parent in folder.made_with:
-                with suppress(OSError):  # another run is in it
+                with suppress(OSError):  # another run is in the parent folder
                     parent.rmdir()
         raise

@@ -34,7 +34,7 @@ class NoiseFile(NoiseRings):
         length = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
             if not line.endswith(b"\n"):
-                break  # cut short by a crash, before the round that it is of was released
+                break  # a crash cut this line short before its round was released
             try:
                 round_, root = line.split()
                 super().keep(int(round_), KeyRing(int(root, 16), secret=True))

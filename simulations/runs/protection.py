@@ -71,8 +71,8 @@ def settled_multiplier(
     first: Charge,
     where: str,
 ) -> float | None:
-    """The run's noise multiplier from its ledger, from which a second epsilon follows, or otherwise
-    from a checkpoint.
+    """The run's noise multiplier, from which a second epsilon follows. It is taken from the ledger,
+    or otherwise from a checkpoint.
 
     Args:
         recipe: recipe of the run.

@@ -43,7 +43,7 @@ def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:
     if nodes.simulated:
         provenance["trained_by"] = _trained_by(assembly)
         source, division = recipe.data.name + recipe.data.partition, assembly.data.partition
-        if ":" in source or "folder" in source:  # it may give other rows later
+        if ":" in source or "folder" in source:  # the source may give other rows later
             provenance["rows"] = array_digest(
                 *dataset.parts().values(), division.order, division.offsets
             )

@@ -156,7 +156,8 @@ class ProvenanceFile:
         if not hidden and file is None and "rows" not in provenance:
             return provenance
         self._key_file.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError):  # of a run that was ended before it wrote this file
+        # the key of a run that was ended before it wrote its provenance
+        with suppress(FileExistsError):
             create_durably(self._key_file, secrets.token_bytes(32))
         objects |= {what: self._hash_with_key(objects[what]) for what in hidden}
         if file is not None:

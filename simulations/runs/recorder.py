@@ -35,12 +35,13 @@ from simulations.runs.trackers import Trackers
 from strategies import RoundRecord
 from strategies.server_optimizer import ResumableStep
 
-_IN_FLIGHT = 2  # rounds that may wait for their evaluation: it must not fall behind without bound
+# rounds that may wait for their evaluation, so that evaluation does not fall behind without bound
+_IN_FLIGHT = 2
 
 
 def measure(assembly: Assembly, module: nn.Module, round: int) -> dict[str, float]:
-    """Metrics of a released model on the test set, those of a user's functions included; none if
-    there are no test examples.
+    """Metrics of a released model on the test set, including those of a user's functions. Without
+    test examples there are none.
 
     Args:
         assembly: the run's objects.
@@ -114,8 +115,8 @@ class Recorder:
     def check_stopped(self) -> None:
         """Raise StoppedEarly if the run's rule for stopping holds.
 
-        A run that released a round twice goes on, because it costs more than the budget that it
-        would state if it ended.
+        A run that released a round twice goes on. If it ended, it would state a budget that is
+        smaller than its cost.
         """
         if self._rule is not None and self._rule.holds(self._folder.rows()):
             with Ledger(self._folder.ledger_file) as ledger:

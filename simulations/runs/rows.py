@@ -197,7 +197,7 @@ class LayerRow(TypedDict):
 
 
 class RoundFigures(Figures, total=False):
-    """Public figures of a round that not every round has.
+    """Public figures that only some rounds have.
 
     Attributes:
         layer_noise: root mean square l2 norm of the noise that one noising party adds to each
@@ -266,8 +266,8 @@ class Provenance(TypedDict, total=False):
         labels: names of the classes, or of the task's intervals, if they have names.
         columns: names, kinds and standardisation of the columns of a table's inputs, in their
             order.
-        sites: names of the sites whose files hold the clients' data, where one example is
-            protected.
+        sites: names of the sites whose files hold the clients' data, if the protected unit is one
+            example.
         trained_by: PyTorch or the compiled kernel, and the reason why `training.kernel = "auto"`
             became PyTorch.
         rows: hash of the examples and of their division, where a user's function or a folder of

@@ -79,7 +79,7 @@ def serve(
             checkpoint of the last.
         FedlgmError: the run ends for another reason; the message says why.
     """
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # what a run does shows in its rows
+    logging.getLogger("flwr").setLevel(logging.ERROR)  # the rows of a run show its progress
     nodes = nodes or AnyNode(assembly.data.efforts)
     with folder.lock():
         if (summary := folder.final_summary()) is not None:
@@ -230,8 +230,8 @@ def nodes_of(
         kind: "workers" (any node serves any client: simulations) or "clients" (one node per
             client).
         simulated: whether "clients" are simulated SuperNodes, so that a public seed is allowed.
-        keyed: whether clients without a seed have keys that outlive a run of Flower, as those of
-            the run's folder.
+        keyed: whether clients without a seed have keys that outlive a run of Flower, such as the
+            keys in the run's folder.
     """
     federation, run = assembly.recipe.federation, assembly.recipe.run
     keyed = keyed or run.seed is not None

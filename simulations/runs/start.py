@@ -29,7 +29,8 @@ class Start:
         keys: keys of noise, clients and draws.
         draws: keys of the cohorts' draws.
         abandoned: position in the ledger up to which charged rounds are made again.
-        redrawn: position up to which such rounds draw other cohorts, which amplifies again.
+        redrawn: position in the ledger up to which such rounds draw other cohorts. Sampling then
+            amplifies them again.
         noise: the run's own noise, if all rounds are one mechanism.
         attempt: identity of releases that nodes do not repeat; empty if they do.
     """

@@ -57,15 +57,15 @@ class Patience:
 
 
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
-    """Epsilon of a run whose ledger shows `charged`; if a rule may stop the run, at least that of
-    all rounds.
+    """Epsilon of a run whose ledger shows `charged`. If a rule may stop the run, it is at least the
+    epsilon of all planned rounds.
     """
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
 
 
 def reported_rates(recipe: Recipe, ledger: Ledger) -> AttackRates:
-    """Bounds on attacks on one unit of a run; if a rule has stopped the run, those that follow from
-    the epsilon of all rounds.
+    """Bounds on attacks on one unit of a run. If a rule has stopped the run, the bounds follow from
+    the epsilon of all planned rounds.
     """
     if not ended_early(recipe, ledger.rounds()):
         return attack_rates(ledger)
@@ -75,8 +75,8 @@ def reported_rates(recipe: Recipe, ledger: Ledger) -> AttackRates:
 
 
 def privacy_figures(recipe: Recipe, ledger: Ledger, guarantee: Guarantee | None) -> PrivacyFigures:
-    """What summary and statement of a run say of its privacy, which follows from recipe and
-    ledger; a run that has released nothing has no guarantee.
+    """The privacy figures in a run's summary and statement. They follow from recipe and ledger. A
+    run that has released nothing has no guarantee.
     """
     privacy, seeded = recipe.privacy, recipe.run.seed is not None
     rates = reported_rates(recipe, ledger)
@@ -105,8 +105,8 @@ def spending(
 
 
 def reported_rounds(recipe: Recipe, made: int) -> int:
-    """Rounds to which any other epsilon of a run refers, which are all rounds if a rule may stop
-    the run.
+    """Number of rounds to which any other epsilon of a run refers. If a rule may stop the run,
+    these are all planned rounds.
     """
     return made if recipe.run.patience is None else recipe.federation.rounds
 
@@ -119,7 +119,7 @@ def ended_early(recipe: Recipe, made: int) -> bool:
 
 
 def note_on_epsilon(recipe: Recipe, made: int) -> list[str]:
-    """The reason why a run ended early by its results states a larger epsilon than its ledger;
+    """The reason why a run states a larger epsilon than its ledger, if its results ended it early;
     otherwise empty.
     """
     if not ended_early(recipe, made):

@@ -39,7 +39,7 @@ def bare_ledger_report(file: Path, delta: float | None) -> BareLedgerReport:
     """
     if RunFolder(
         file.absolute().parent
-    ).recipe_file.is_file():  # which states delta, seed and guarantee
+    ).recipe_file.is_file():  # the recipe states delta, seed and guarantee
         raise ConfigError(
             f"{file} is the ledger of a run: name the run's folder, {file.absolute().parent}"
         )

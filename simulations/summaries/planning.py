@@ -89,7 +89,8 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
 def _events(first: ReleasePlan, releases: np.ndarray) -> list[tuple[dp_event.DpEvent, int]]:
     """Events with counts of releases at the given costs relative to the first."""
     if first.size == 0:
-        return []  # nothing is released, so the model does not move and nothing ever will be
+        # nothing is released, so the model does not move and later rounds release nothing either
+        return []
     process = charging.of(first.facts)
     if process.joint and first.protected:
         return process.run_events()

@@ -336,7 +336,7 @@ def _bound_text(target: Target) -> list[str]:
 
 
 def _other_unit(people: Population) -> list[str]:
-    """Note for figures about another unit than that of the epsilon beside them."""
+    """Note for figures about a unit other than the unit of the epsilon beside them."""
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []

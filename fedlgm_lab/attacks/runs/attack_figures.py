@@ -22,7 +22,7 @@ def inversions(findings: Sequence[Finding]) -> Figure:
     """
     from fedlgm_lab.attacks.images import match
 
-    # by client and image
+    # label of a row -> (client, image) -> image and its caption
     rows: dict[str, dict[tuple[int, int], tuple[Tensor, str]]] = {"private": {}}
     for finding in findings:
         if finding.seen is not None:

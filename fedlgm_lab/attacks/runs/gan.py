@@ -36,13 +36,13 @@ class ClassFinding:
         distance: Frechet distance of reconstructions and private images of the class, in the
             features of a classifier trained on the test set, which the federation does not train
             on; comparable only under the same classifier.
-        floor: distance between two halves of the private images, which a perfect reconstruction
-            would have.
+        floor: distance between two halves of the private images. A perfect reconstruction would
+            have this distance.
         nearest_class: least distance of another class's images to the private images; a
             reconstruction above it is no better than another class.
         agreement: share of reconstructions that the public classifier assigns to the class.
         classifier_accuracy: accuracy of this classifier on held-out public images.
-        images: number of reconstructions, which equals that of the private images of the class.
+        images: number of reconstructions, which equals the number of private images of the class.
         samples: reconstructions [n, C, H, W].
         private: private images of the class [n, C, H, W].
         result: summary of the attacked run.

@@ -29,7 +29,7 @@ from simulations.config.recipe import Recipe
 from simulations.progress import OnProgress
 
 UNPROTECTED = "no noise"
-_STEPS = 1000  # of the progress of one inversion
+_STEPS = 1000  # steps of the progress bar for one inversion
 
 
 @dataclass(frozen=True)

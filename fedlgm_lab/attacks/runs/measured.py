@@ -37,7 +37,7 @@ from simulations.runs.rows import excerpt
 
 Attack = Literal["membership", "inversion", "gan"]
 _FILE = "attacks.json"
-_VICTIMS = 3  # clients of the inversion
+_VICTIMS = 3  # number of clients that the inversion attacks
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
 _OF_CLASS = (
@@ -189,7 +189,7 @@ def _membership(target: Target, folder: RunFolder) -> Row:
     images = Images.of(assembly.data.dataset)
     module = folder.checkpoints.into(assembly.model.module(), assembly.model.layers)
     if not all(torch.isfinite(part).all() for part in module.parameters()):
-        return {}  # a model that overflowed answers alike to everyone
+        return {}  # a model that overflowed gives the same answer for every example
     result = attack_outputs(module, images.train, images.test)["modified-entropy"]
     rate = min(result.rates, key=lambda rate: abs(rate.fpr - TPR_AT))
     return {
@@ -201,7 +201,7 @@ def _membership(target: Target, folder: RunFolder) -> Row:
 
 
 def _inversion(target: Target) -> Row:
-    # the initial model: what later rounds give away is not more
+    # the initial model is attacked, because later rounds reveal no more
     first_round = Target(target.recipe)
     findings = inversion.attack(first_round, count=_VICTIMS)
     label = next(

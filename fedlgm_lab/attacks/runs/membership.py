@@ -21,7 +21,9 @@ from fedlgm_lab.attacks.runs.target import ClientPool, Images, Pool, Target, tra
 from simulations.progress import OnProgress
 from simulations.runs.rows import FullRow, RunSummary
 
-_POOLED = 6  # two shadow models with and two without every example remain when one is attacked
+# number of models; when one of them is attacked, every example still has two shadow models that
+# were trained with it and two that were not
+_POOLED = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +65,8 @@ def population(
         models: number of federations.
         examples: largest number of the set's examples to use; default: all. Not for a run.
         unit: unit of membership. For a recipe there are twice its number of clients, each with half
-            of the examples. For a run there are its clients, and further ones that hold the test
-            set.
+            of the examples. For a run there are its own clients, and further clients that hold the
+            test set.
         progress: called with (rounds done, total, description).
 
     Raises:

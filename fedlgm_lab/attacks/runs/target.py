@@ -162,8 +162,8 @@ class Target:
         )
 
     def keys(self, *facts: str) -> KeyRing:
-        """Keys of the attack's own simulations, never those of the attacked run, whose noise is
-        unknown.
+        """Keys of the attack's own simulations. They are never the keys of the attacked run,
+        because the noise of that run is unknown.
         """
         return KeyRing.from_seed(self.recipe.run.seed).derive(
             b"attack", *(fact.encode() for fact in facts)
@@ -237,7 +237,7 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All examples of a data set, training and test, on any part of which federations train.
+    """All examples of a data set, training and test. Federations train on any part of them.
 
     Members are units: single examples, or clients (`client_pool`) with all of their examples.
 
@@ -294,7 +294,9 @@ class Pool:
         return Assembly(recipe, divided=(dataset, division))
 
     def _split(self, recipe: Recipe, members: np.ndarray) -> DataSet:
-        """The members' examples as training set, the others' as test set."""
+        """The members' examples as training set, and the examples of the other units as test
+        set.
+        """
         rows = members[self.unit_of]
         return DataSet(
             recipe.data.name, self.x[rows], self.y[rows], self.x[~rows], self.y[~rows], self.classes

@@ -32,7 +32,7 @@ from simulations.config.assembly import Assembly
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
-_WATCHED = 32  # rounds that canaries take part in, at most
+_WATCHED = 32  # largest number of rounds in which canaries take part
 
 
 class LoggedCanaries:
@@ -84,10 +84,10 @@ class RunAudit:
             )
         rounds, facts = assembly.recipe.federation.rounds, assembly.privacy.facts
         if charging.of(facts).run is None:
-            # much of what canaries cost is the same for few and for many
+            # much of the cost of canaries does not depend on their number
             every = -(-rounds // _WATCHED)
             count = canary_count(assembly.model.layers.size, -(-rounds // every))
-        else:  # what a round's noise follows from are all rounds before it
+        else:  # a round's noise depends on all earlier rounds, so canaries take part in every round
             every, groups = 1, facts.sampling.separation or 1
             count = canary_count(assembly.model.layers.size, -(-rounds // groups), groups)
         return LoggedCanaries(
@@ -97,7 +97,7 @@ class RunAudit:
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
         """See `Watch.figures`."""
         audit = audit_stored(assembly, folder, result, per_layer=False)
-        # what is wrong with it may be its plan, which canaries take as it is
+        # the fault may lie in the plan, which canaries take as given
         if math.isinf(float(result["epsilon"])):
             audit = dataclasses.replace(
                 audit,

@@ -51,7 +51,7 @@ def kind_of(target: str) -> Kind:
         return "run"
     if target in recipes.names() or path.is_file():
         return "recipe"
-    if is_reference(target):  # after paths, which may have a colon in them, too
+    if is_reference(target):  # this comes after paths, because a path may hold a colon, too
         return "mechanism"
     similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
     hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"
@@ -124,7 +124,7 @@ def _refuse_own_steps(assembly: Assembly) -> None:
     steps as releases.
     """
     recipe = assembly.recipe
-    if recipe.training.sampling_rate is None:  # which only local steps have
+    if recipe.training.sampling_rate is None:  # only local steps have a sampling rate
         return
     facts, mechanism = assembly.privacy.facts, recipe.mechanism
     epsilon, delta = facts.budget()
@@ -237,7 +237,7 @@ def _replay(
             fingerprint(keys, round_, SERVER, assembly.model.numerics.noise_backend),
         ) not in charged
         total = torch.zeros(plan.size, dtype=torch.float64)
-        watched = plan.size > 0  # correlated noise goes on where nothing is released
+        watched = plan.size > 0  # correlated noise continues in rounds that release nothing
         if watched:
             canaries.insert(round_, plan, total)
         release(

@@ -23,8 +23,8 @@ from fedlgm_lab.certificate.verifier.statement import PROTECTED_FROM
 
 UNANCHORED, UNREPLAYED, SIMULATION = "unanchored", "unreplayed", "simulation"
 ACCEPTABLE = (UNANCHORED, UNREPLAYED, SIMULATION)
-"""What a caller may accept: no anchors of a witness, a model that is not recomputed, a public
-seed."""
+"""Shortcomings that a caller may accept: no anchors of a witness, a model that is not recomputed, a
+public seed."""
 SERVER = -1
 """Releasing party of the ledger's rows under central trust; clients are numbered from 0."""
 
@@ -153,7 +153,7 @@ class Case:
 
 
 def worst_rates(spending: Spending) -> AttackRates:
-    """Bounds on all attacks on one unit: those of the client who spent most."""
+    """Bounds on all attacks on one unit, for the client that spent most."""
     composed = [
         dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*pair) for pair in profile])
         for profile in spending.worst()

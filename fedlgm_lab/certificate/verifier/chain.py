@@ -24,8 +24,8 @@ def first_head(start: dict[str, Any]) -> str:
 
 
 def next_head(before: str, round: int, ledger: str, plan: str, released: str) -> str:
-    """Head of a chain after one more release: of the ledger's head after the last row that charges
-    it, and of the SHA-256 of plan and released vector.
+    """Head of a chain after one more release. It covers the ledger's head after the last row that
+    charges the release, and the SHA-256 of plan and released vector.
     """
     return digest(before, round, ledger, plan, released)
 

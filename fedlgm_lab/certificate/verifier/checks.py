@@ -41,7 +41,7 @@ _FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def check_claim(case: Case) -> None:
-    """Check 3: the words and figures of the claim are those of recipe and plans."""
+    """Check 3: the words and figures of the claim follow from recipe and plans."""
     claim, first = case.claim, case.plans[0]
     for name, right in words_of(case.recipe, case.plans).items():
         problem = f"the claim says {name} = {claim[name]!r}, but the run's is {right!r}"
@@ -81,7 +81,7 @@ def check_plans(case: Case) -> None:
     if first.unit == "user":
         stated = len(set(users)) if isinstance(users, list) else users
     elif first.unit == "example" and first.steps is None:
-        stated = size  # the examples of the data, which no recipe counts
+        stated = size  # the number of the data's examples, which no recipe states
         batch = case.recipe["training"]["batch_size"]
         divides = taken or math.isclose(first.sampling.expected, batch, rel_tol=1e-9)
         must(5, divides, "the plans divide by another batch than the recipe's")
@@ -205,7 +205,7 @@ def check_anchors(case: Case) -> None:
 
 
 def check_epsilon(case: Case) -> None:
-    """Check 11: the stated epsilon is that of the charges, of the client that spent most.
+    """Check 11: the stated epsilon is the epsilon of the charges, for the client that spent most.
 
     Raises:
         Refused: the charges cannot be composed, or give another epsilon.
@@ -270,7 +270,9 @@ def check_model(case: Case) -> None:
 
 
 def check_code(case: Case) -> None:
-    """Check 14: the run's code is that of this installation, or one that the caller names."""
+    """Check 14: the run's code is the code of this installation, or a code that the caller
+    names.
+    """
     stated, local = case.start["software"]["source"], chain.code_digest()
     must(
         14,

@@ -143,7 +143,7 @@ def read_json(
         value = json.loads(data)
         if write(value) == data:
             return value
-    except (ValueError, RecursionError):  # not JSON, or a value that has no such text
+    except (ValueError, RecursionError):  # the text is not JSON, or its value has no canonical text
         pass
     raise Refused(check, f"{what} is not canonical JSON")
 

@@ -61,7 +61,8 @@ _RELATIONS = {
 }
 """Relations under which the cost of a sampling scheme is known."""
 _KEPT = 2e-8
-"""Relative; plans of a run that is one mechanism have this much less noise at most, by rounding."""
+"""Relative tolerance. By rounding, plans of a run that is one mechanism may have at most this much
+less noise."""
 
 
 class Plan:
@@ -71,8 +72,9 @@ class Plan:
         clip: l2 bound (l1 for Laplace noise) of a unit's contribution to each layer, [K].
         sigma: scale of each layer's noise, [K]; infinite where nothing is released.
         released: whether each layer is released, [K].
-        overlap: clients at which one person has data, at most.
-        copies: releases of one person, each with its own noise, for one of a client.
+        overlap: largest number of clients at which one person has data.
+        copies: number of releases of one person, each with its own noise, for one release of a
+            client.
         family: "gaussian" or "laplace".
         facts: public facts of the run.
         sampling: rule that chooses the participants.
@@ -179,8 +181,8 @@ class Plan:
 
     @cached_property
     def _moved(self) -> np.ndarray:
-        """What each round adds to the change of C x by one unit, in its bounds, [T]. With secret
-        draws in groups, the first round of each cycle adds all of it.
+        """What each round adds to the change of C x by one unit, in units of the unit's bounds,
+        [T]. With secret draws in groups, the first round of each cycle adds the whole change.
         """
         separation, rounds = self.sampling.separation or 1, np.arange(self.facts["rounds"])
         if not self.sampling.amplifies:

@@ -142,7 +142,7 @@ def fused(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
     product, wide = x.astype(np.float64) * np.float64(a), y.astype(np.float64)
     total = product + wide
     part = total - product
-    rest = (product - (total - part)) + (wide - part)  # what the sum lost, exactly
+    rest = (product - (total - part)) + (wide - part)  # the exact rounding error of the sum
     odd = (rest != 0) & ((total.view(np.int64) & 1) == 0)
     return np.where(odd, np.nextafter(total, np.where(rest > 0, np.inf, -np.inf)), total).astype(
         np.float32

@@ -91,7 +91,8 @@ def _end_node(data: bytes, model: Path | None, key: str | None, as_json: bool) -
 
 
 def _end(problem: str, status: int, as_json: bool) -> int:
-    problem = "".join(c if c.isprintable() else "?" for c in problem)  # a seller's words
+    # the text comes from the seller
+    problem = "".join(c if c.isprintable() else "?" for c in problem)
     word = "does not hold" if status == REFUSED else "cannot be checked"
     if as_json:
         print(json.dumps({"holds": False, "status": status, "problem": problem}))
@@ -108,7 +109,7 @@ def _read(path: Path) -> bytes:
 
 
 def describe(case: Case) -> list[str]:
-    """The outcome in sentences, of which the first states what level 1 does not prove."""
+    """The outcome in sentences. The first sentence states what level 1 does not prove."""
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
     drawn = "client" if case.plans[0].steps else claim["unit"]

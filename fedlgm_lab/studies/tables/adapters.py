@@ -26,7 +26,7 @@ SCALED = {
     "LoRA": "LoRA, a bound for A and one for B",
     "FFA-LoRA": "FFA-LoRA (B alone)",
 }
-"""Methods with larger scales alpha than the recipe's 4, of which there is one seed."""
+"""Methods with larger scales alpha than the recipe's 4. They have one seed."""
 
 
 def base_perplexity(base: str) -> float:

@@ -48,8 +48,8 @@ CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
 
 @dataclass(frozen=True)
 class Split(Mechanism):
-    """Two layers at a fixed split: the second has the share `share` of the budget and `energy` of
-    S^2.
+    """Two layers at a fixed split. The second layer has the share `share` of the budget and the
+    share `energy` of S^2.
     """
 
     share: float = 0.5
@@ -64,11 +64,11 @@ class Split(Mechanism):
 
 @dataclass(frozen=True)
 class Updates(AdaptiveAllocation):
-    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, m_j the norm
-    without its noise.
+    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, where m_j is the
+    norm of the update without its noise.
 
-    That is the least sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2): the SNR-consistent rule
-    with released norms instead of the bounds.
+    These shares minimise the sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2). This is the
+    SNR-consistent rule with released norms instead of the bounds.
     """
 
     def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
@@ -218,8 +218,8 @@ def best_of(figures: Mapping[Label, pd.Series], candidates: Iterable[Label]) -> 
 
 
 def text_of(store: Kept, task: str) -> str:
-    """One row per method: rate, accuracies, paired change against the best fixed rule (the best
-    split).
+    """One row per method: rate, accuracies, and paired change against the best fixed rule, or
+    against the best split.
 
     Empty until every method has runs.
     """
@@ -237,8 +237,8 @@ def text_of(store: Kept, task: str) -> str:
 
 
 def all_tasks(store: Kept) -> str:
-    """The learnt split against the best fixed rule of every task, those of `noise_and_split`
-    included.
+    """The learnt split against the best fixed rule, for every task, including the tasks of
+    `noise_and_split`.
     """
     lines = []
 

@@ -1,8 +1,8 @@
 """The paper's comparison of allocation rules (000, Table 1), by numbers.
 
-For bounds and sizes of four layers each rule's budget shares and ratio of signal to noise are
-compared with the table's formulas, and its objective with that of 10,000 random divisions of the
-same budget.
+For bounds and sizes of four layers, each rule's budget shares and ratio of signal to noise are
+compared with the table's formulas. The rule's objective is compared with the objectives of 10,000
+random divisions of the same budget.
 """
 
 from __future__ import annotations

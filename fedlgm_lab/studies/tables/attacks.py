@@ -35,7 +35,7 @@ ITERATIONS = 400
 _TRAINING = LocalTraining(lr=0.1, epochs=1, batch_size=8)
 FEDERATIONS, EXAMPLES = 8, 300
 EARLIER = "inversion, one start"
-"""Kept rows of the default before there were several starts: a first step of 0.1, a total-variation
+"""Kept rows of the earlier default, with a single start: a first step of 0.1 and a total-variation
 weight of 0.02."""
 SIDES = ("online", "offline", "rmia online", "rmia offline")
 

@@ -28,7 +28,8 @@ from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row
 
 SEEDS = (1, 2, 3)
-# audits of one seed: as planned, with a defect, by the distinguisher
+# number of audits of one seed: of releases as planned, of releases with a defect, and by the
+# distinguisher
 AUDITS, TRIED, DISTINGUISHED = 150, 20, 5
 CHECKS = ("bound", "noise scale", "noise independence", "noise repetition", "noise law")
 ROUNDS, CANARIES = 9, 60
@@ -54,7 +55,7 @@ def _repeated(change: Callable[[np.random.Generator, np.ndarray], np.ndarray]) -
 
 
 def _partly(share: float) -> Noise:
-    """A share of each round's variance is that of the round before."""
+    """A share of the variance of each round's noise comes from the noise of the round before."""
 
     def noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
         new = _draw_noise(rng, size)
@@ -174,7 +175,9 @@ def _count_failures(rows: list[Row], check: str) -> str:
 
 
 def _row(rows: list[Row], checks: tuple[str, ...] = CHECKS) -> list[str]:
-    """Audits, failures of each check ("-" for those that were not made), and of any."""
+    """Number of audits, failures of each check ("-" for checks that were not made), and failures of
+    any check.
+    """
     counts = [
         str(sum(row["failed"][check] for row in rows)) if check in checks else "-"
         for check in CHECKS

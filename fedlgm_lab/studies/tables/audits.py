@@ -44,8 +44,8 @@ SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
 AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
-"""False alarms: audits of separate releases, of whole runs, commands, and how many of them are kept
-at a time."""
+"""False alarms: number of audits of separate releases, number of audits of whole runs, number of
+commands, and how many of them are kept at a time."""
 
 
 def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> str:
@@ -105,7 +105,7 @@ def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
     def count(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
-        """Counts by column; the last one is that of whole audits that failed."""
+        """Counts by column. The last column counts whole audits that failed."""
         nonlocal failed, whole
         batches = [
             store.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)

@@ -25,7 +25,7 @@ PAPER = {
     "snr-consistent": ("86.23 ± 0.36", "86.81 ± 0.23"),
 }
 SAME = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}
-"""Rules that are another one under EqClip."""
+"""Rules that are the same as another rule under EqClip."""
 
 
 def results(store: Kept, steps: int) -> str:

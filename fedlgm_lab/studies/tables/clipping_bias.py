@@ -45,8 +45,8 @@ def jobs(study: str) -> list[Job]:
 
 
 def measure_bias(job: Job, store: Kept) -> Row:
-    """The bias in one training; studies share the runs whose settings are equal, and with them the
-    seed.
+    """The bias in one training. Studies share runs with equal settings, and the seeds of these
+    runs.
     """
     for row in store.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}
@@ -82,8 +82,8 @@ def biases(store: Kept, **name: Any) -> list[float]:
 
 
 def page(store: Kept) -> str:
-    """One row per figure: the bias at each value, and the test of the last value against the
-    first.
+    """One row per figure: the bias at each value, and a test of the bias at the last value against
+    the bias at the first.
     """
     rows, tests = [], []
     for study, (key, expected) in STUDIES.items():

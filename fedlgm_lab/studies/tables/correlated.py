@@ -1,8 +1,8 @@
 """Correlated noise in closed form.
 
-* errors of the models over those of independent noise: without amplification, clients at least b
-  rounds apart in both; and with groups and secret draws in them, against Poisson sampling of all
-  clients;
+* errors of the models over the errors with independent noise. One comparison has no amplification,
+  and clients take part at least b rounds apart under both noises. The other compares groups with
+  secret draws in them against Poisson sampling of all clients;
 * gain of a separate C for every layer over the best one for all, if the server treated layers
   differently;
 * errors for a server with momentum.
@@ -60,7 +60,7 @@ def without_amplification() -> list[Row]:
 
 
 def against_poisson() -> list[Row]:
-    """At q = 0.1. Ten groups are a public cycle: only the noise is secret."""
+    """Errors at q = 0.1. Ten groups are a public cycle, in which only the noise is secret."""
     rows = []
     independent = correlation.get("identity", ROUNDS)
     for epsilon in BUDGETS:
@@ -83,8 +83,8 @@ def against_poisson() -> list[Row]:
 
 
 def workloads() -> list[Row]:
-    """Mean error for a server with momentum, 10 bands: the C made for them and that for prefix
-    sums.
+    """Mean error for a server with momentum, at 10 bands: with the C made for momentum, and with
+    the C for prefix sums.
     """
     rows = []
     for name, workload in {"momentum 0.9": Workload(0.9)}.items():
@@ -111,8 +111,8 @@ DIFFERENT = {
 
 
 def per_layer() -> list[Row]:
-    """Error of the best C for all layers over that of a C for each layer, under the optimal split
-    of either.
+    """Error of the best single C for all layers over the error with a separate C for each layer,
+    each under its optimal split.
 
     With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l)
     E_l sqrt(d_l), so the cost of one C is the mean of its costs for either kind, weighted by the
@@ -152,8 +152,8 @@ Cost = Callable[[np.ndarray], float]
 
 
 def _cost(workload: Workload) -> Cost:
-    """Norm times root mean square error: sens(C) E up to the factor sqrt(k), which is that of every
-    layer.
+    """Norm times root mean square error, which is sens(C) E up to the factor sqrt(k). Every layer
+    has this factor.
     """
     return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
 
@@ -161,7 +161,9 @@ def _cost(workload: Workload) -> Cost:
 def _cost_of_one_c(
     costs: list[Cost], least: list[float], own: list[np.ndarray], share: float
 ) -> float:
-    """Least weighted cost of one C for both kinds of layers, relative to that of separate C's."""
+    """Least weighted cost of one C for both kinds of layers, relative to the cost of separate
+    C's.
+    """
     weights = np.array([share, 1 - share])
 
     def relative(c: np.ndarray) -> float:

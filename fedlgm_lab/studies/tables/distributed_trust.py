@@ -1,9 +1,10 @@
 """Accuracy by who adds the noise, at two epsilons.
 
-The recipe is `distributed-digits`. Nothing but who adds the noise, the number of nodes, the budget,
-the bound, the learning rate and the seed differs. Every cell chooses among the same bounds and
-learning rates, by the mean accuracy of three seeds that the table does not use. Epsilon is that
-against the server where nodes add the noise, under replace-one everywhere.
+The recipe is `distributed-digits`. Runs differ only in the party that adds the noise, the number of
+nodes, the budget, the bound, the learning rate and the seed. Every cell chooses among the same
+bounds and learning rates, by the mean accuracy of three seeds that the table does not use. Where
+nodes add the noise, epsilon is the epsilon against the server. All runs use the replace-one
+relation.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ BUDGETS = (8.0, 2.0)
 SETTINGS = tuple(itertools.product((0.1, 0.2, 0.5), (0.15, 0.5, 1.5)))
 SEARCH = (11, 12, 13)
 SEEDS = {8.0: (1, 2, 3, 4, 5), 2.0: (1, 2, 3, 4, 5, *range(21, 36))}
-"""By epsilon: at 2 accuracy depends so much on the seed that five do not give the mean within
-0.03."""
+"""Seeds by epsilon. At epsilon 2, accuracy depends so much on the seed that five seeds do not give
+the mean within 0.03."""
 _ALONE = {"distributed": None}
 _CENTRAL = {"privacy.trust": "central", "privacy.max_participations": None, **_ALONE}
 TRUST: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ ROUNDS, TRIALS, CELLS = 5, 5000, 4
 
 
 def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
-    """Two methods without a difference: [2, seeds, rounds]; rounds of a run correlate, and seeds
-    share their start.
+    """Figures of two methods without a difference, [2, seeds, rounds]. Rounds of a run are
+    correlated, and runs of one seed share their start.
     """
     start = draw.normal(size=(1, seeds, 1))
     run = draw.normal(size=(2, seeds, 1))
@@ -32,8 +32,8 @@ def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
 
 
 def rates(seeds: int, within: float, trials: int = TRIALS) -> dict[str, Any]:
-    """Shares of comparisons with p below 0.05, of intervals with 0, and of families of cells with a
-    Holm alarm.
+    """Share of comparisons with p below 0.05, share of intervals that contain 0, and share of
+    families of cells in which Holm's method gives an alarm.
     """
     draw = np.random.default_rng(1000 * seeds + int(10 * within))
     found = [difference(*runs(draw, seeds, within)) for _ in range(trials)]

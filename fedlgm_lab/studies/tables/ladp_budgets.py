@@ -32,7 +32,7 @@ from simulations.runs.rows import FullRow
 
 NAME, FULL_DP = "ladp-budgets", "Full DP"
 PAPER = {
-    # method: the paper's budget over that of Full DP, and p beside LaDP-FL
+    # method: the paper's budget over the budget of Full DP, and p of the comparison with LaDP-FL
     FULL_DP: ("1", "2.64e-05"),
     "Time-Varying DP": ("1.573", "2.24e-06"),
     "DPA": ("1.260", "4.67e-06"),
@@ -53,14 +53,14 @@ def charged_budgets(
         layers: number of the model's layers. A baseline may treat them as one, with one noise
             scale.
         share: q = batch size / local examples (equation 18).
-        delta: the recipe's delta, of one release.
-        reached: Delta_f = 2 eta E G_c; None takes twice the bound of each layer, for noise that
-            follows it.
+        delta: the recipe's delta, which is the delta of one release.
+        reached: Delta_f = 2 eta E G_c; None takes twice the bound of each layer, for noise in
+            proportion to this bound.
     """
     total, budgets = 0.0, list[float]()
     for row in rows:
         if "clients" in row:
-            # 0 where a layer is uploaded as it is, which costs nothing
+            # the noise is 0 where a layer is uploaded as it is; such a layer costs nothing
             noise = np.array(row["clients"]["sigma"])
             ratios = np.divide(reached, noise, out=np.zeros_like(noise), where=noise > 0)
         else:

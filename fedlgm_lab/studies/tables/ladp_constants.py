@@ -1,8 +1,9 @@
 """The constants that the LaDP-FL paper leaves open, on its mechanism as published: B (score cap)
 and R (threshold).
 
-Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3: another initial model, cohorts and
-noise in each. Full DP has the same frame (calibration = "matched"). Nothing else is changed.
+Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3. Each seed has its own initial
+model, cohorts and noise. Full DP has the same frame (calibration = "matched"). Nothing else is
+changed.
 """
 
 from __future__ import annotations

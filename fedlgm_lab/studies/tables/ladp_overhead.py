@@ -1,11 +1,11 @@
 """Cost of LaDP-FL's selection, scores and noise for a client, beside Full DP's bounding and noise:
 Table IV of the paper.
 
-Each repeat takes the processor time, in turn, of one optimizer step of the model (batch 50), Full
-DP's work on the finished update and that of LaDP-FL (published, and sound under local trust).
-Medians are reported; a client's round is 20 optimizer steps plus the work on the update. The paper
-compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP there. What the
-published rule selects at initialisation is counted too.
+Each repeat measures in turn the processor time of one optimizer step of the model (batch 50), of
+Full DP's work on the finished update, and of LaDP-FL's work on it (published, and sound under local
+trust). Medians are reported; a client's round is 20 optimizer steps plus the work on the update.
+The paper compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP there. What
+the published rule selects at initialisation is counted too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from fedlgm_lab.studies.tables.store import Values
 
 BATCH = 50
 MODEL, REPEATS, STEPS, THRESHOLD = "resnet18", 9, 20, 12.0
-"""Optimizer steps are those of a client's round in the paper; R is the recipe's for ResNet-18."""
+"""The optimizer steps are those of a client's round in the paper. R is the value in the recipe for
+ResNet-18."""
 THRESHOLDS = (8.0, 12.0, 16.0, 20.0)
 LABELS = {
     "full-dp": "Full DP: bound and noise",

@@ -127,7 +127,9 @@ def _by_seed(cell: Cell, layer: str) -> pd.Series:
 
 
 def changes(store: Kept) -> str:
-    """The attack on the first and the last layer at the largest r minus that at the least."""
+    """Accuracy of the attack on the first and the last layer at the largest r, minus the accuracy
+    at the smallest r.
+    """
     least, most = labels(NAME, "emphasis")[0], labels(NAME, "emphasis")[-1]
     lines, tests = [], []
     for budget in labels(NAME, "budget"):

@@ -76,8 +76,8 @@ def accuracies(values: Figures) -> str:
 
 
 def changes(values: Figures) -> str:
-    """Accuracy of each private method minus DP-SGD's: paired by seed at the best rates, and at
-    their neighbours.
+    """Accuracy of each private method minus the accuracy of DP-SGD, paired by seed, at the best
+    rates and at the neighbouring rates.
     """
     styles = [style for style in runs_of.STYLES[2:] if runs(values, style)]
     base = runs_of.curve(values, "dp-sgd")
@@ -204,7 +204,8 @@ TABLES: dict[str, tuple[str, Callable[[Figures], str], str]] = {
     "risk": ("lm-dp-sgd.md", risk, "risk "),
     "bias": ("data/lm-dp-sgd.md", bias, "run "),
 }
-"""Page of each table, the table, and what the names of its figures begin with."""
+"""Page of each table, the function that makes the table, and the prefix of the names of its
+figures."""
 
 
 def texts(store: Values) -> Pages:

@@ -2,7 +2,7 @@
 and 4, Tables 3 and 5 of its paper).
 
 FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others,
-half of which train the shadow model. Error rates are those of public adversaries.
+half of which train the shadow model. Error rates are those of adversaries on public examples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedlgm_lab.studies.tables.store import Values
 PRIVATE, PUBLIC, RATE, STEPS, EMPHASIS = 2000, 4000, 0.05, 200, 5.0
 EPSILON, DELTA = 5.0, 1e-5
 RATES, SEARCH_SEEDS, SEEDS = (0.3, 1.0, 3.0), (100, 101, 102), tuple(range(1, 11))
-LOOKS = 5  # at how many steps the bias is measured
+LOOKS = 5  # number of steps at which the bias is measured
 SHADOW = ShadowTraining(epochs=20, lr=2e-3, adversary_epochs=10)
 STYLES = (
     "sgd",

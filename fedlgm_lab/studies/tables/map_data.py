@@ -15,9 +15,10 @@ from fedlgm.data.dataset import DataSet
 from fedlgm.errors import DataError
 
 _VERSES, _WORDS = 5, 1500
-_PARTS = (5, 12, 5, 17, 5, 22)  # books of law, history, wisdom, prophets, gospels, letters
+# number of books of law, history, wisdom, prophets, gospels, letters
+_PARTS = (5, 12, 5, 17, 5, 22)
 _PLANES, _FLIGHTS, _SEED = 2000, 18_000, 0
-_TEST_EVERY = 6  # examples
+_TEST_EVERY = 6  # one example in this number is a test example
 
 
 def passages() -> DataSet:

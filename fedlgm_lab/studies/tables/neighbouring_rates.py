@@ -1,9 +1,9 @@
 """Differences of the accuracy grid at neighbouring learning rates.
 
-A difference between two cells, each at its best rate, may come from the search: one of them may lie
-nearer to a point of the grid. So the two are also compared with both one step below and both one
-step above their best rates, on the seed of the search. Nothing is trained: it reads the runs of
-`noise_and_split`.
+A difference between two cells, each at its best rate, may come from the search, because the optimum
+of one cell may lie nearer to a point of the grid. So the two cells are also compared with both
+rates one step lower and with both rates one step higher, on the seed of the search. Nothing is
+trained. The figures are those of the runs of `noise_and_split`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def curves(store: Kept) -> dict[tuple[str, str, str], Curve]:
 
 
 def three(first: Curve, second: Curve, lower_is_better: bool) -> list[float | None]:
-    """Differences first - second: one step below both best rates, at them, one step above; None
-    beyond a curve.
+    """Differences first - second at three places: one step below both best rates, at the best
+    rates, and one step above them. None beyond the end of a curve.
     """
     places = []
     for curve in (first, second):

@@ -39,14 +39,14 @@ Figures = dict[tuple[Label, Label], pd.Series]
 
 
 def beginnings() -> DataSet:
-    """The chapters of `text-gru`, each cut to 8 windows of 32 characters to train on; 2,000 windows
-    to test on.
+    """The chapters of `text-gru`, each cut to 8 windows of 32 characters for training, and 2,000
+    windows for the test.
     """
     whole = data.load("bible-kjv-chapters")
     assert isinstance(whole.train_x, np.ndarray)
     assert isinstance(whole.test_x, np.ndarray)
     assert whole.train_user is not None
-    user = whole.train_user  # in order: every chapter's windows lie together
+    user = whole.train_user  # the windows of every chapter lie together
     first = np.arange(len(user)) - np.searchsorted(user, user) < WINDOWS
     x, y = whole.train_x[first], whole.train_y[first]
     tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # through the whole book
@@ -74,7 +74,7 @@ def figures_by_cell(runs: Iterable[Cell]) -> Figures:
 
 
 def mean(figures: Figures, noises: Sequence[Label], splits: Sequence[Label]) -> pd.Series:
-    """For every seed that all of these cells have: the mean over them."""
+    """The mean over these cells, for every seed that all of them have."""
     both = itertools.product(noises, splits)
     return pd.concat([figures[cell] for cell in both], axis=1, join="inner").mean(axis=1)
 
@@ -105,7 +105,9 @@ def tables(store: Kept, task: str) -> str:
 
 
 def changes(store: Kept, task: str) -> str:
-    """Differences between noises, in the mean of the fixed splits, and between splits."""
+    """Differences between noises, as means over the fixed splits; and differences between
+    splits.
+    """
     if not (runs := runs_of(store, task)):
         return ""
     figures, better = figures_by_cell(runs), better_of(runs)
@@ -156,7 +158,9 @@ def search(store: Kept, task: str) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """Results by task; differences and searches; the narrow span on the page of adaptive splits."""
+    """Results by task, differences and searches; and the narrow span, on the page of adaptive
+    splits.
+    """
     return {
         "correlated.md": {f"noise and split: {task}": tables(store, task) for task in TASKS},
         "data/noise-and-split.md": {

@@ -4,8 +4,8 @@ fading of noise.
 Everything is measured on the task "FashionMNIST, MLP" of `noise_and_split`, uniform split.
 
 * levels: accuracy under either sampling when a round's independent noise is a multiple of the noise
-  that epsilon 3 needs with secret sampling. Each has the search of `noise_and_split` and other
-  seeds. Only that multiple is proven at epsilon 3.
+  that epsilon 3 needs with secret sampling. Each level has the search of `noise_and_split` and
+  other seeds. Only that multiple is proven at epsilon 3.
 * responses: a run is repeated with an additional push in one round, as large as that round's noise.
   Its remaining share in later weights and outputs is 1 if models are sums of releases, and less if
   training undoes it.
@@ -47,8 +47,8 @@ POISSON, TURNS, BANDED, BLT = map(str, NOISES)
 
 @dataclass(frozen=True)
 class PowerSplit(Mechanism):
-    """EqClip bounds, and shares in proportion to a power of the layers' sizes: 0 is uniform, 1/2
-    SNR-consistent.
+    """EqClip bounds, and shares in proportion to a power of the layers' sizes. The power 0 is the
+    uniform rule, and 1/2 the SNR-consistent rule.
     """
 
     bound: float = 1.0
@@ -63,7 +63,9 @@ class PowerSplit(Mechanism):
 
 @cache
 def multiplier() -> float:
-    """Noise of a round over the bound that epsilon 3 needs with secret sampling: level 1."""
+    """Noise of a round, over the bound, that epsilon 3 needs with secret sampling. This is level
+    1.
+    """
     return calibrate(EPSILON, DELTA, steps=ROUNDS, sampling_rate=RATE)
 
 
@@ -106,7 +108,8 @@ class Pushed:
 
 
 def responses(setting: Setting, store: Kept, seed: int) -> Row:
-    """Remaining share of a push, by the round of the push: lists over the rounds from that one on.
+    """Remaining share of a push, by the round of the push. Each is a list over the rounds from that
+    round on.
 
     "weights": share in the weights: the change along the push. "outputs": share of the effect on
     the outputs for test images: the change of the outputs along the change that the whole push
@@ -138,7 +141,8 @@ def responses(setting: Setting, store: Kept, seed: int) -> Row:
     def outputs(model: Tensor) -> Tensor:
         layers.load_(module, model)
         logits = module(images).double()
-        centred: Tensor = logits - logits.mean(1, keepdim=True)  # what softmax sees
+        # softmax depends only on the centred logits
+        centred: Tensor = logits - logits.mean(1, keepdim=True)
         return centred
 
     base, row, whole = models(0), {}, setting.rate * push
@@ -170,8 +174,8 @@ def measure_all(store: Kept) -> None:
 
 
 def fading(store: Kept, setting: Setting, what: str) -> dict[int, list[np.ndarray]]:
-    """Remaining share of each push, by its round: lists over the rounds from that one on, one for
-    each seed.
+    """Remaining share of each push, by its round. Each entry has one list for each seed, over the
+    rounds from that round on.
     """
     rows = store.find(study="responses", noise=setting.noise, rate=setting.rate)
     return {at: [np.array(row[f"{what} {at}"]) for row in rows] for at in PUSHED} if rows else {}
@@ -181,8 +185,8 @@ def map_of(store: Kept, setting: Setting, what: str) -> np.ndarray | None:
     """A [T, T] of a setting: the remaining share after round t of noise of round r, mean over
     seeds.
 
-    Pushes were measured in four rounds; noise between two of them is assumed to fade like the
-    earlier one.
+    Pushes were measured in four rounds. Noise of a round between two of these is assumed to fade
+    like the push of the earlier one.
     """
     left = fading(store, setting, what)
     if not left:
@@ -211,8 +215,8 @@ def noises() -> dict[str, tuple[Correlation, float]]:
 
 
 def error(c: Correlation, std: float, linear: np.ndarray) -> tuple[float, float]:
-    """Root mean square over the models, and of the last one, of noise C^-1 z under the map from
-    noise to models.
+    """Root mean square of the noise C^-1 z in the models, under the map from noise to models: over
+    all models, and in the last model.
     """
     variances = np.sum((linear @ c.inverse()) ** 2, axis=1) * std**2
     return float(variances.mean() ** 0.5), float(variances[-1] ** 0.5)
@@ -256,7 +260,9 @@ def responses_table(store: Kept) -> str:
 
 
 def errors_table(store: Kept) -> str:
-    """Errors over those of secret sampling, for sums of releases and for the measured fading."""
+    """Errors over the errors of secret sampling, for sums of releases and for the measured
+    fading.
+    """
     maps = {"sum of releases": np.tril(np.ones((ROUNDS, ROUNDS)))}
     for setting in SETTINGS:
         found = map_of(store, setting, "outputs")

@@ -41,8 +41,8 @@ def studies(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def keep(folder: Path, results: Path) -> None:
-    """Keep the outcome of a bundled study that has run, and of its runs with --tuned, for the pages
-    of results.
+    """Keep the outcome of a bundled study that has run for the pages of results, and the outcome of
+    its runs with --tuned.
 
     Raises:
         ConfigError: the folder holds none.
@@ -91,8 +91,8 @@ def count_outcomes(outcomes: Sequence[str]) -> str:
 
 
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
-    """The claims of all kept studies, by the paper that makes them; those at settings that nobody
-    searched apart.
+    """The claims of all kept studies, by the paper that makes them. Claims at settings that nobody
+    searched are listed separately.
     """
     papers = {number: f"{number}: {paper.name}" for number, paper in files.papers().items()}
     papers[""] = "none: statements of this library"
@@ -250,7 +250,7 @@ def cells(found: Study) -> str:
         line = [str(method), *(str(own[key].iloc[0]) for key in searched)]
         for column in columns:
             here = own
-            # runs without privacy belong to every epsilon
+            # runs without privacy belong to the cells of every epsilon
             for key, value in zip(varied, column, strict=True):
                 here = here[(here[key] == value) | here[key].isna()]
             reach = (here[f"{name}_high"] - here[f"{name}_low"]) / 2

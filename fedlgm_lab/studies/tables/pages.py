@@ -49,8 +49,8 @@ def picture(
 
 
 def put(page: Path, name: str, text: str) -> None:
-    """Put `text` between the two markers `<!-- name -->` of a page; a page without them gets them
-    at its end.
+    """Put `text` between the two markers `<!-- name -->` of a page; a page without these markers
+    gets them at its end.
 
     Raises:
         ValueError: the page has one such marker, or more than two.

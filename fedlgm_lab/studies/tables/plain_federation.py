@@ -51,8 +51,8 @@ def divide(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
 
 
 def noise_scales(sizes: np.ndarray, multiplier: float) -> np.ndarray:
-    """SNR-consistent noise under equal bounds: variances in proportion to s_j / sqrt(d_j), scaled
-    to the multiplier.
+    """SNR-consistent noise under equal bounds. Its variances are in proportion to s_j / sqrt(d_j),
+    scaled to the multiplier.
     """
     bound = BOUND / math.sqrt(len(sizes))
     variances = bound / np.sqrt(sizes)

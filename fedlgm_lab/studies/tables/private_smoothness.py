@@ -31,7 +31,7 @@ def private_smoothness(
     appendix F).
 
     Squares are clipped to b_i^2, so that one row, replaced, added or removed, moves the i-th sum by
-    at most b_i^2; every coordinate gets epsilon / K. Followed by a run at (epsilon', delta), the
+    at most b_i^2; every coordinate gets epsilon / K. If a run at (epsilon', delta) follows, the
     total is (epsilon + epsilon', delta)-DP.
 
     Args:

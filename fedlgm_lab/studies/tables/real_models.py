@@ -1,11 +1,11 @@
 """Whether a rule beats flat clipping on models that people train.
 
-Four models are for text: a transformer that was pretrained on public text and then frozen, with
-adapters (LoRA) or with its last block open, and a recurrent network and a transformer with
-embeddings, trained from a random start by Adam on the clients. Clients are chapters of the King
-James Bible, cut to eight windows of 32 characters. The fifth is the CNN of the recipe
-`fashion-mnist`, with Adam clients. Every rule gets the same search, over three seeds, of the server
-learning rate, and is run with five other seeds.
+Four models are for text. Two are a transformer that was pretrained on public text and then frozen,
+with adapters (LoRA) or with its last block open. The other two are a recurrent network and a
+transformer with embeddings, trained from a random start by Adam on the clients. Clients are
+chapters of the King James Bible, cut to eight windows of 32 characters. The fifth is the CNN of the
+recipe `fashion-mnist`, with Adam clients. Every rule gets the same search, over three seeds, of the
+server learning rate, and is run with five other seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ SETTINGS: dict[str, Setting] = settings("real-models")
 
 
 def changes(setting: Setting, base: str) -> dict[str, Any]:
-    """A setting's changes; those that start from the public base name its file."""
+    """A setting's changes. If a setting starts from the public base, the changes name the file of
+    the base.
+    """
     weights = {"model.weights": base} if setting["recipe"] == "text-adapters" else {}
     return setting["set"] | weights
 
@@ -46,7 +48,7 @@ def measure(store: Values) -> None:
     """Scores of every setting that has none, before the runs; then the runs."""
     base = str(store.input("base", BASE)) if len(store.values) < len(SETTINGS) - 1 else ""
     for name, setting in SETTINGS.items():
-        if name != "cnn":  # which has no public examples to score
+        if name != "cnn":  # the CNN has no public examples to score
             store.get(name, partial(_predicted, setting, base))
     text = tuple(name for name in SETTINGS if name != "cnn")
     jobs = [(RULES, name) for name in text] + [(FILLING, name) for name in SETTINGS]
@@ -57,7 +59,7 @@ def measure(store: Values) -> None:
 
 
 def _predicted(setting: Setting, base: str) -> dict[str, float]:
-    whole = {"data.name": "bible-kjv-chapters"}  # whose test windows can be read alone
+    whole = {"data.name": "bible-kjv-chapters"}  # the test windows of this set can be read alone
     advice = recommend(
         setting["recipe"],
         public="test",

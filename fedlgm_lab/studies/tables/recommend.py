@@ -65,8 +65,8 @@ def predictions(store: Kept, file: str = PREDICTED) -> Values:
 def predict(setting: Mapping[str, Any]) -> dict[str, float]:
     """Scores of the rules in a setting.
 
-    Digits has few test examples, so half of its training examples are the public ones; the advice
-    is for as many as the whole set has.
+    Digits has few test examples, so half of its training examples are the public examples. The
+    advice is for as many examples as the whole set has.
     """
     recipe, changes, examples = setting["recipe"], setting["set"], setting.get("examples")
     public = "test"
@@ -117,7 +117,7 @@ def agreement_of_halves(figures: pd.DataFrame) -> float:
     """Mean rank correlation of a setting's figures between two halves of its seeds, which says how
     sure their order is. Of more than a thousand divisions, a thousand random ones are taken.
 
-    NaN where there are no two halves, or where rules are equal in one.
+    NaN if there are no two halves, or if rules are equal in one half.
     """
     complete = figures.dropna(axis=1, how="all").dropna()
     seeds, half = np.arange(len(complete)), len(complete) // 2

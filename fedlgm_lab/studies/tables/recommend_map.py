@@ -102,14 +102,14 @@ def predict(recipe: Recipe) -> dict[str, float]:
 
 
 def measure(store: Values) -> None:
-    """Score what has no score of every network of the map."""
+    """Compute the missing scores of every network of the map."""
     for study in studies_of_map():
         for name, recipe in recipes(study):
             store.get(name, partial(predict, recipe))
 
 
 def cells(store: Values, initial: int = 0) -> list[Cell]:
-    """The cells of the map that have been scored, from this initial model, and run."""
+    """The cells of the map that have been scored from this initial model and that have been run."""
     found = []
     for study, file in kept_studies(store.folder):
         runs = Study.read(file).to_frame()
@@ -162,7 +162,7 @@ def correlations(group: Sequence[Cell]) -> list[str]:
 
 
 def calls(group: Sequence[Cell]) -> dict[str, list[Pair]]:
-    """The pairs by what `recommend` calls the rule."""
+    """The pairs, grouped by what `recommend` calls the rule."""
     found: dict[str, list[Pair]] = {"better": [], "worse": [], "neither": []}
     for pair in pairs(group):
         called = "better" if pair.ratio >= BETTER else "worse" if pair.ratio <= WORSE else "neither"
@@ -227,7 +227,9 @@ def _model_row(store: Values, initial: int) -> list[str]:
 
 
 def texts(store: Values) -> Pages:
-    """How well the scores order the rules, what became of calls, and the figures of every cell."""
+    """How well the scores order the rules, the measured changes by call, and the figures of every
+    cell.
+    """
     found = cells(store)
     if not any(cell.scores for cell in found):
         return {}

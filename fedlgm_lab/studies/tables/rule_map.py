@@ -34,7 +34,7 @@ def studies_of_map() -> list[StudyFile]:
 
 
 def kept_studies(folder: Path) -> list[tuple[StudyFile, Path]]:
-    """The studies that were run, with their files; those of digits first."""
+    """The studies that were run, with their files. The studies of digits come first."""
     kept = [(study, folder / "studies" / f"{study.name}.json") for study in studies_of_map()]
     return sorted(((study, file) for study, file in kept if file.is_file()), key=_place)
 

@@ -39,8 +39,8 @@ Run = Callable[[str, Mapping[str, Any], int], Row]
 
 @dataclass(frozen=True)
 class Search:
-    """A search of one rate by factors of two: first those of a grid, then beyond it while the best
-    lies at an edge.
+    """A search of one rate by factors of two. It tries the rates of a grid first, and then rates
+    beyond the grid while the best rate lies at an edge.
 
     Attributes:
         grid: rates that are always tried, each twice the previous one.
@@ -50,8 +50,8 @@ class Search:
         seeds: seeds of the search's runs, not used for anything else.
         key: the recipe's key of the rate.
         column: the rate's column in the kept rows.
-        at: labels of the cell whose search serves this cell too, where they differ.
-        set: its changes of the recipe, where they differ.
+        at: labels, where they differ, of another cell whose search serves this cell, too.
+        set: that cell's changes of the recipe, where they differ.
     """
 
     grid: Sequence[float]
@@ -84,7 +84,8 @@ class Search:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one cell: those of its search, and those of other seeds at the rate that it chose.
+    """Runs of one cell: the runs of its search, and runs with other seeds at the rate that the
+    search chose.
 
     Attributes:
         store: the kept runs.
@@ -120,7 +121,7 @@ class Cell:
         return None if self.search is None else self.search.chosen(self.tried())
 
     def figures(self, figure: str = "final") -> pd.Series:
-        """Figures at that rate by seed, without the search's."""
+        """Figures at the chosen rate by seed, without the figures of the search."""
         rate = {} if self.search is None else {self.search.column: self.rate()}
         by_seed = {row["seed"]: row[figure] for row in self.store.find(**self.name, **rate)}
         return pd.Series(

@@ -116,8 +116,8 @@ class Scattering:
 
 
 def _fold(waves: torch.Tensor, factor: int) -> torch.Tensor:
-    """The transform of every `factor`-th place, a power of 2, of what `waves` is the transform
-    of.
+    """`waves` is the transform of some values. The result is the transform of every `factor`-th of
+    these values; `factor` is a power of 2.
     """
     while factor > 1:
         side, factor = waves.shape[-1] // 2, factor // 2

@@ -157,7 +157,7 @@ def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
     """One run in this process: its headline (shares in per cent) at the end, at its best and over
     the rounds.
 
-    The seed is that of the initial model, the division of the data, the cohorts and the noise.
+    The seed determines the initial model, the division of the data, the cohorts and the noise.
     `parts` replace the recipe's parts, as in `simulations.simulate`.
 
     Returns:
@@ -195,7 +195,9 @@ def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
 
 
 def against(values: pd.Series, reference: pd.Series) -> Difference:
-    """Change of figures by seed, over the seeds in both; no interval or p-value for few seeds."""
+    """Change of figures by seed, over the seeds that both sides have. There is no interval or
+    p-value for few seeds.
+    """
     both = pd.concat([values, reference], axis=1, join="inner", keys=["a", "b"])
     if len(both) >= LEAST_SEEDS:
         return difference(both["a"], both["b"])

@@ -31,7 +31,7 @@ from fedlgm_lab.studies.tables.store import Kept, Row
 class Undecided(NamedTuple):
     """An undecided claim of a kept study.
 
-    Without seeds, no runs of one of its methods are kept.
+    If the result has no seeds, no runs of one of the claim's methods are kept.
 
     Attributes:
         study: name of the study.

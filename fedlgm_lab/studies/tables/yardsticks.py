@@ -39,7 +39,8 @@ BLOCK = 50
 CHANNELS = 3 * 81
 """Channels of the features of an image in colour."""
 LEAST = 1e-3
-"""Least variance of a channel as a share of its mean square, which noise could make negative."""
+"""Least variance of a channel as a share of its mean square, because noise could make the variance
+negative."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ YARDSTICKS = tuple(Yardstick(**values) for values in _SETTINGS["yardsticks"])
 
 @lru_cache(maxsize=1)
 def images(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """A set with pixels in [0, 1]; for a trial, its first training and test examples."""
+    """A set with pixels in [0, 1]. For a trial, only its first training and test examples."""
     loaded = data.load(name, folder, pixels=(0, 1))
     if examples is None:
         return loaded
@@ -102,7 +103,7 @@ def scatter(x: np.ndarray, groups: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def features(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """The same set with each image's features, scaled by themselves alone."""
+    """The same set with each image's features, which are scaled by their own figures alone."""
     pictures = images(name, folder, examples)
     train, test = (scatter(x, GROUPS) for x in (pictures.train_x, pictures.test_x))
     return replace(
@@ -113,8 +114,8 @@ def features(name: str, folder: str | None, examples: int | None) -> DataSet:
 @lru_cache(maxsize=1)
 def standardised(name: str, folder: str | None, examples: int | None) -> DataSet:
     """The same set with each image's features, standardised by the mean and variance of each
-    channel over all training images and places. Both are released with noise, for which a run on
-    this set pays.
+    channel over all training images and places. Mean and variance are released with noise, and a
+    run on this set pays for this release.
 
     An image contributes the means of its channels and of their squares. Their public ranges are
     three deviations around the means of the test images.

@@ -265,8 +265,8 @@ class Participant:
         return signature
 
     def unmask(self, attempt: str, signatures: Mapping[int, str]) -> dict[int, str]:
-        """One share of each neighbour: of its seed if it survived, of its masking key if it dropped
-        out.
+        """One share of each neighbour: a share of its seed if the neighbour survived, or a share of
+        its masking key if it dropped out.
 
         Args:
             attempt: digest of the terms.
@@ -284,8 +284,8 @@ class Participant:
                 client: masking if int(client) in gone else seed
                 for client, (seed, masking) in session.held.items()
             }
-            # Nothing is left to be taken from this node's disk: of each peer one share, which the
-            # server has.
+            # Whoever takes this node's disk now finds only one share of each peer, which the server
+            # already has.
             session.sealing = session.masking = session.seed = ""
             session.held = {}
             self._store.keep(attempt, session)

@@ -78,9 +78,9 @@ class SessionStore:
     Args:
         path: SQLite file of the sessions; created if missing.
         ledger: the node's ledger.
-        kept: number of open sessions, of which a run has up to two. The secrets of older sessions
-            are deleted, and their rounds continue without this node. The same number of the newest
-            finished sessions is kept.
+        kept: number of open sessions that are kept. A run has up to two open sessions. The secrets
+            of older sessions are deleted, and their rounds continue without this node. The same
+            number of the newest finished sessions is kept.
 
     Raises:
         LedgerError: the file cannot be used.

@@ -158,7 +158,8 @@ class Trackers:
         ]
 
     def start(self, run: RunStart) -> None:
-        """Start each tracker; if one fails, those before it are ended.
+        """Start each tracker. If a tracker cannot start, the trackers that have started before are
+        ended.
 
         Raises:
             RunError: one cannot start; nothing has been released yet.
@@ -179,11 +180,12 @@ class Trackers:
         """Pass a finished round to each tracker."""
         for name, tracker in list(self._members):
             try:
-                # Whatever a user's does to the row, others and the run see theirs.
+                # A user's tracker may change its row; the other trackers and the run have their own
+                # copies.
                 tracker.round(row if is_bundled(tracker) else copy.deepcopy(dict(row)))
             except (
                 Exception
-            ) as error:  # what has been released cannot be taken back: the run goes on
+            ) as error:  # the run goes on, because what has been released cannot be taken back
                 self._members.remove((name, tracker))
                 why = raised_in(tracker, error)
                 _warn(

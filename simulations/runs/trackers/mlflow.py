@@ -12,7 +12,7 @@ from typing import Any
 from simulations.runs.trackers import RunStart, scalars
 from simulations.runs.trackers.values import flat, run_identifier, summary_figures
 
-_FORBIDDEN = re.compile(r"[^\w\-. /]")  # in names of metrics
+_FORBIDDEN = re.compile(r"[^\w\-. /]")  # characters that names of metrics may not hold
 _BATCH = 1000  # metrics that the server takes at once
 
 
