@@ -281,8 +281,8 @@ class Correlation:
     def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
         """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
 
-        Multiplied by the sensitivity and by the ratio of bound and target multiplier, it is the
-        error at a given privacy.
+        Multiplied by the sensitivity, the bound and the noise multiplier, it is the error at a
+        given privacy.
 
         Args:
             workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
