@@ -31,7 +31,7 @@ import psutil
 
 from fedlgm.privacy.events import gaussian_event
 from fedlgm.privacy.guarantee import CLIENT_DATA
-from fedlgm_nodes.deploy import processes, submit
+from fedlgm_nodes.deploy import process_record, processes, submit
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.flower_cli import Flower
@@ -165,7 +165,7 @@ def _traffic(flower: Flower, run: str) -> float:
 def _cpu(folder: DeploymentFolder) -> float:
     """Processor seconds of all executors and services so far."""
     found = 0.0
-    for role, (pid, *_) in processes._read_record(folder).items():
+    for role, (pid, *_) in process_record.read(folder).items():
         if role.endswith(("-service", "-executor")):
             times = psutil.Process(pid).cpu_times()
             found += times.user + times.system
@@ -386,7 +386,7 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
 def _memory(folder: DeploymentFolder) -> dict[str, float]:
     """Mean proportional set size of each kind of process and its children, in MB."""
     found: dict[str, list[float]] = {}
-    for role, (pid, *_) in processes._read_record(folder).items():
+    for role, (pid, *_) in process_record.read(folder).items():
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
         found.setdefault(role.rsplit("-", 1)[-1], []).append(
             sum(one.memory_full_info().pss for one in family) / 1e6

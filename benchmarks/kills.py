@@ -36,7 +36,7 @@ import psutil
 import torch
 
 from fedlgm.files import write_durably
-from fedlgm_nodes.deploy import processes
+from fedlgm_nodes.deploy import process_faults, process_record, processes
 from fedlgm_nodes.deploy.create import create
 from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.server_entry import REPORT
@@ -221,7 +221,7 @@ class _Run:
         kinds: dict[str, list[psutil.Process]] = defaultdict(list)
         if run.is_alive():
             kinds["command"].append(psutil.Process(run.pid))
-        roles = processes._running(self._folder)
+        roles = process_record.running(self._folder)
         for role, process in roles.items():
             kind = re.sub(r"^node\d+-", "", role)
             kinds[kind].append(process)
@@ -305,7 +305,7 @@ def _start_ended(folder: DeploymentFolder) -> None:
     """Start the processes that have ended; it takes seconds to ask whether all nodes are
     connected.
     """
-    if processes.faults(folder):
+    if process_faults.faults(folder):
         processes.up(folder, _quietly)
 
 
