@@ -64,9 +64,10 @@ def try_clients(
 
     with prefix_key("model"):
         models.require_repeatable(module, x)
-        models.require_seen_gradients(module, x)
     require_alike(make_updates, len(y), owner)
     check_losses(module, task, x, y)
+    with prefix_key("model"):
+        models.require_seen_gradients(module, x)
 
 
 def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:

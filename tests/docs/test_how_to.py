@@ -240,7 +240,7 @@ def test_the_command_of_the_sweep_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_figure_of_the_layers_is_one_call(tmp_path: Path) -> None:
     text = (PAGES / "report.md").read_text(encoding="utf-8")
-    (call,) = re.findall(r"signal to noise ratio of the layers as one figure: `(.*?)`\.", text)
+    (call,) = re.findall(r"only the signal-to-noise ratio of the layers, use `(.*?)`\.", text)
     result = simulations.simulate(
         "digits", run_dir=tmp_path / "run", overrides={"federation.rounds": 1}
     )

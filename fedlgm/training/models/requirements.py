@@ -263,7 +263,6 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             )
 
 
-@torch.no_grad()
 def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
     """Refuse a module with parameters whose gradients training does not see.
 
@@ -279,7 +278,7 @@ def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
         ConfigError: the message names the parameter.
     """
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
-    with torch.enable_grad(), fork_rng(0):
+    with fork_rng(0):
         loss = inputs.call(module, x).float().square().sum()
     seen = torch.autograd.grad(loss, [*trained.values()], retain_graph=True, allow_unused=True)
     loss.backward()
@@ -291,6 +290,7 @@ def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
             )
 
 
+@torch.no_grad()
 def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 
