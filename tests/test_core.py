@@ -3,7 +3,6 @@ imports a tool."""
 
 from __future__ import annotations
 
-import ast
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import grimp
 import pytest
 
 from fedlgm.package_conflicts import PACKAGES as ALL
+from tests.docs.test_sizes import nodes_of, tree_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedlgm", "clients", "strategies", "simulations")
@@ -131,19 +131,7 @@ def test_the_core_is_small_enough_to_be_read(core: list[str]) -> None:
     nodes = 0
     for module in core:
         file = ROOT / Path(*module.split("."))
-        nodes += _nodes(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
+        nodes += nodes_of(
+            tree_of(file / "__init__.py" if file.is_dir() else file.with_suffix(".py"))
+        )
     assert nodes <= MOST_NODES
-
-
-def _nodes(file: Path) -> int:
-    """Nodes of a module's syntax tree without docstrings, each of which is an expression and its
-    constant."""
-    nodes = [
-        node
-        for node in ast.walk(ast.parse(file.read_text()))
-        if not isinstance(node, ast.expr_context)
-    ]
-    documented = (
-        node for node in nodes if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-    )
-    return len(nodes) - 2 * sum(ast.get_docstring(node) is not None for node in documented)
