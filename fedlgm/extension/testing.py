@@ -57,9 +57,7 @@ from fedlgm.wording import prefix_key
 _EXAMPLES = 6  # of each probed client
 _BATCH = 4
 _SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of made-up releases: none, tiny, of the other sign, large
-# Where rounding moves an activation across zero a gradient jumps: by 5 % of VGG-16's update, and by
-# 28 % of ResNet-152's on a processor of Intel. A wrong update differs by about its own size.
-_JUMPS = 0.5
+_ROUNDING = 1e-2  # relative difference between updates that only rounding makes
 
 
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
@@ -390,11 +388,31 @@ def check_model(
         many = VectorizedTrainer(build(), layers, settings, width=2, task=instance)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
         alone = torch.cat([first, second])
-        if not bool(((both - alone).norm(dim=1) <= _JUMPS * alone.norm(dim=1)).all()):
+        different = (both - alone).norm(dim=1) / alone.norm(dim=1)
+        if not bool((different <= _ROUNDING).all()) and not bool(
+            (different <= _jumps(sequential, start, clients, alone)).all()
+        ):
             raise ConfigError(
                 "model: training many clients at once gives different updates from training one "
                 "after another"
             )
+
+
+def _jumps(
+    trainer: SequentialTrainer, start: Tensor, clients: Sequence[ClientTask], updates: Tensor
+) -> Tensor:
+    """Relative differences [2] between the clients' updates that rounding may make.
+
+    Where rounding moves an activation across zero, the gradient jumps. An update of ResNet-152
+    changes by up to 37 % if each weight changes by a millionth. So three times the largest change
+    in a few such trials is allowed, but at most half of the update.
+    """
+    generator, largest = torch.Generator().manual_seed(4), torch.full((2,), _ROUNDING / 3)
+    for _ in range(3):
+        near = start * (1 + 1e-6 * torch.randn(start.shape, generator=generator))
+        moved = torch.cat([one.clone() for one in trainer.updates(near, _fresh(clients, 0, 1))])
+        largest = torch.maximum(largest, (moved - updates).norm(dim=1) / updates.norm(dim=1))
+    return (3 * largest).clamp(max=0.5)
 
 
 def _check_clients(name: str, clients: Partition) -> None:

@@ -160,6 +160,11 @@ def branches(module: nn.Module, x: Tensor) -> Tensor:
     return x if float(x.sum()) < 1e9 else -x
 
 
+def differs_under_vmap(module: nn.Module, x: Tensor) -> Tensor:
+    batched = torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_gradtrackingtensor(x)
+    return x * 1.05 if batched else x
+
+
 def unseeded() -> nn.Module:
     module = Net()
     module.linear.weight.data = torch.from_numpy(RNG.standard_normal((1, 5)).astype(np.float32))
@@ -205,6 +210,7 @@ def unseeded() -> nn.Module:
         (lambda: Empty(), r"parameter 'extra' is empty"),
         (unseeded, r"building it twice gives different weights"),
         (lambda: Net(branches), r"use training.vectorize = 'off'"),
+        (lambda: Net(differs_under_vmap), r"many clients at once gives different updates"),
         ("no_such_module:Net", r"module 'no_such_module' cannot be imported: there is no module"),
         (lambda width: Net(), r"missing a required argument: 'width'; its options: width"),
     ],
