@@ -24,6 +24,11 @@ NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
 _DRAWING = threading.RLock()
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
+# If torch.compile or torch.export comes before a process's first gradient, PyTorch starts threads
+# for gradients, and forks of the process cannot compute any. On a machine with a GPU it always does.
+if not torch.cuda.is_available():
+    torch.ones(1, requires_grad=True).backward()
+
 
 @dataclass(frozen=True)
 class Numerics:
@@ -49,7 +54,7 @@ def available_devices() -> dict[str, str]:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         devices["cuda"] = names[0]
-        devices |= {f"cuda:{i}": name for i, name in enumerate(names)} if len(names) > 1 else {}
+        devices |= {f"cuda:{i}": name for i, name in enumerate(names)}
     if torch.backends.mps.is_available():
         devices["mps"] = "Metal"
     if torch.xpu.is_available():
@@ -71,8 +76,6 @@ def resolve(name: str) -> torch.device:
         raise ConfigError(
             f"training.device: unknown device {name!r}; known: auto, cpu, cuda, cuda:N, mps, xpu"
         )
-    if kind == "cuda" and index and kind in here and int(index) < torch.cuda.device_count():
-        return torch.device(name)
     if name not in here:
         raise ConfigError(
             f"training.device: {name!r} is not available; found here: {', '.join(here)}; or use "

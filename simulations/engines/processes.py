@@ -44,7 +44,7 @@ _ENDING_S = 5.0  # time after which a process that does not end is killed
 # Seconds that a fork has for its first product, then seconds for the fork that replaces it, and so
 # on.
 _COMPUTES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-_COMPUTED = b"c"
+_COMPUTED, _NO_GRADIENTS = b"c", b"g"
 _PRODUCT = (256, 256)  # so large that MKL allocates memory for the product
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
@@ -139,20 +139,27 @@ class _Parent:
     fork inherit no held lock.
 
     Raises:
-        RunError: five forks in a row computed nothing.
+        RunError: five forks in a row computed nothing, or forks cannot compute gradients.
     """
 
     def __init__(self, assembly: Assembly, keys: KeyRing) -> None:
         for patience in _COMPUTES_S:
             self._fork(assembly, keys)
-            computes = False
+            said = b""
             try:
-                computes = self._computes(patience)
+                said = self._first_words(patience)
             finally:
-                if not computes:
+                if said != _COMPUTED:
                     self.end(patience=0)
-            if computes:
+            if said == _COMPUTED:
                 return
+            if said == _NO_GRADIENTS:
+                raise RunError(
+                    "PyTorch has started threads for gradients in this process, so processes that "
+                    "are forked from it cannot train. It does this if a program uses torch.compile "
+                    "or torch.export before its first gradient: compute a gradient first, with "
+                    "torch.ones(1, requires_grad=True).backward(), or use engine 'ray' or 'local'"
+                )
         raise RunError(
             f"each of {len(_COMPUTES_S)} processes that were forked from this one waits for a lock "
             "that another thread held when it was forked: end the other threads of this program "
@@ -172,13 +179,13 @@ class _Parent:
         theirs.close()
         self._line = ours
 
-    def _computes(self, patience: float) -> bool:
-        """Whether the process says within so many seconds that it has computed a product."""
+    def _first_words(self, patience: float) -> bytes:
+        """What the process says within so many seconds of its first product and gradient."""
         self._line.settimeout(patience)
         try:
-            return self._line.recv(1) == _COMPUTED
+            return self._line.recv(1)
         except OSError:
-            return False
+            return b""
         finally:
             self._line.settimeout(None)
 
@@ -239,6 +246,11 @@ def _fork_workers(line: socket.socket, assembly: Assembly, keys: KeyRing, driver
     torch.set_num_threads(1)
     gc.freeze()  # a collection would write to every object, and so copy the driver's memory
     torch.ones(_PRODUCT) @ torch.ones(_PRODUCT)
+    try:
+        torch.ones(1, requires_grad=True).backward()
+    except RuntimeError:
+        line.send(_NO_GRADIENTS)
+        return
     line.send(_COMPUTED)
     here = os.getpid()
     workers: set[int] = set()

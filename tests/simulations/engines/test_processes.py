@@ -444,3 +444,38 @@ def test_a_fork_that_never_computes_is_replaced_and_at_last_refused(
     with pytest.raises(RunError, match=r"each of 2 processes .* end the other threads"):
         launch.simulate(RECIPE, engine="processes", workers=2, run_dir=tmp_path / "run")
     assert not family()
+
+
+_AFTER_A_TRACE = """
+import sys, torch
+from torch._subclasses import FakeTensorMode
+
+def net():
+    with FakeTensorMode():  # as torch.compile and torch.export do
+        torch.empty(1)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+if sys.argv[1] == "before":
+    net()
+    torch.ones(1, requires_grad=True).backward()
+import fedlgm.errors, simulations
+try:
+    run = simulations.simulate(
+        "digits", model=net, engine="processes", workers=1, progress=False,
+        overrides=["federation.rounds=1", "federation.clients=4"], run_dir=sys.argv[2],
+    )
+    print(len(run.history))
+except fedlgm.errors.RunError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("when", "says"), [("during", "2\n"), ("before", "PyTorch has started")])
+def test_forks_train_after_a_trace_or_the_run_is_refused(
+    when: str, says: str, tmp_path: Path
+) -> None:
+    """A process whose first gradient comes after a trace has threads that forks lack."""
+    command = [sys.executable, "-c", _AFTER_A_TRACE, when, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.stdout.startswith(says), done.stderr
+    assert (tmp_path / "run").exists() == (when == "during")
