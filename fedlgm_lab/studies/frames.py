@@ -136,8 +136,11 @@ def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
 
 def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """The rows that have these values."""
-    names = pd.Series({key: name_of(value) for key, value in values.items()}, dtype=object)
-    return frame[(frame[list(values)].map(name_of) == names).all(axis=1)]
+    chosen = np.ones(len(frame), dtype=bool)
+    for key, value in values.items():
+        name = name_of(value)
+        chosen &= [name_of(cell) == name for cell in frame[key]]
+    return frame[chosen]
 
 
 def metrics_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
