@@ -2,10 +2,10 @@
 `python -m benchmarks.questions --json`.
 
 A real service answers over its socket: `fedlgm node serve`, with the processes that train and
-account. Each round asks a new question, which is admitted, priced, charged on disk, trained, bounded
-and noised, and then the same question again, which gets the kept answer. The model is logistic
-regression, so that nearly all of the time is the service's. The long ledger has 10,000 releases of
-100 distinct example-level plans. The two services answer in turn.
+account. Each round asks a new question, which is admitted, priced, charged on disk, trained,
+bounded and noised. It then asks the same question again and gets the kept answer. The model is
+logistic regression, so that nearly all of the time is the service's. The long ledger has 10,000
+releases of 100 distinct example-level plans. The two services answer in turn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORK = {
 _POLICY = {"shape": list(SHAPE), "classes": CLASSES, "unit": "example", "epsilon": 50.0}
 _EDITS = {
     "reply_every_seconds = 0.5": "reply_every_seconds = 0.0",
-    "releases = 1000 #": "releases = 10_000_000 #",  # each costs this part of the budget, at least
+    "releases = 1000 #": "releases = 10_000_000 #",  # a release costs at least this part of the budget
     "releases_per_run = 1000": "releases_per_run = 100_000",
     "releases_per_day = 1000": "releases_per_day = 100_000",
 }
