@@ -150,7 +150,7 @@ def times(results: Results, names: dict[str, str]) -> str:
 
 
 def memory(results: Results) -> str:
-    """Table of the peak memory in addition to the imports' memory, and the part of it that is code."""
+    """Table of the peak memory in addition to the imports' memory, and its part that is code."""
     names = {"plain": "plain"} | OURS | KERNEL | OPACUS
     cells = rows(
         results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names)
@@ -159,7 +159,7 @@ def memory(results: Results) -> str:
 
 
 def exact(results: Results) -> str:
-    """Table of the cost of sums in float64: medians of the ratios between steps of the same turn."""
+    """Table of the cost of sums in float64, as medians of ratios between steps of the same turn."""
     found = [
         [
             NAMES[network],

@@ -313,7 +313,7 @@ def contender(network: str, name: str) -> Callable[[], None]:
 
 
 def code() -> float:
-    """Resident MB of mapped files. These are mainly torch's kernels, which all processes share."""
+    """Resident MB of mapped files, mainly torch's kernels, which all processes share."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssFile:"))
 

@@ -23,7 +23,7 @@ PROCESSES = (1, 8)
 
 
 def measure(rounds: int = 10) -> dict[str, Any]:
-    """Medians over `rounds` rounds of every contender, which alternate, and their ratios over ours."""
+    """Medians over `rounds` alternating rounds of every contender, and their ratios over ours."""
     made = contenders()
     answers = interleaved(made, rounds)
     times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}

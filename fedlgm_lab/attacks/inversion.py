@@ -150,8 +150,8 @@ def invert(
             changed.
         observation: what the attacker sees.
         training: the client's local training, with optimizer "sgd". If a client has more images
-            than one batch holds, the order of its steps is unknown to the attacker: they are
-            simulated on all images.
+            than one batch holds, the attacker does not know their order. It therefore simulates
+            every step on all images.
         images: number of the client's images.
         shape: shape (C, H, W) of one of them.
         labels: their labels, if the attacker knows them.
@@ -256,8 +256,10 @@ class _Matching:
         self._targets = [(slots, weight / total, part) for slots, weight, part in seen]
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
-        """The reconstruction that matches best, from the images `first` (or random ones), then from
-        random ones.
+        """The best-matching reconstruction over all starts.
+
+        The first start is `first`, or random images if it is None. All further starts are random
+        images.
         """
         iterations = self._settings.iterations
         restarts, lr, variation = self._settings.effort(noisy=not self._clear)

@@ -1,9 +1,10 @@
 """LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P
 2022).
 
-Shadow models are trained with and without every example. The attacked model's confidence on an
-example is compared with the normal law of the confidences of the models that saw it (online only)
-and of those that did not (online and offline).
+Shadow models are trained with and without every example. Their confidences on an example follow one
+normal law for the models that saw the example, and another for the models that did not. The online
+attack compares the attacked model's confidence with both laws. The offline attack uses only the
+second law.
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
@@ -138,10 +139,10 @@ def pooled(
 ) -> MembershipResult:
     """Attack each model, with the other pairs as shadow models, and pool the decisions.
 
-    The model's partner is set aside with it. Otherwise, of a member's shadow models, fewer would
-    have been trained with this member than without it, and the scores would show this. Decisions
-    about one example in different models are not independent, so the intervals are somewhat too
-    narrow.
+    The other model of the attacked model's pair is not a shadow model either. Otherwise fewer of a
+    member's shadow models would have been trained with this member than without it, and this would
+    change the scores. Decisions about one example in different models are not independent, so the
+    intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].

@@ -52,8 +52,8 @@ def attack_outputs(
 
     Args:
         module: the attacked classifier.
-        members: inputs [n, ...] and labels [n] it was trained on.
-        others: inputs [m, ...] and labels [m] it was not trained on.
+        members: inputs [n, ...] and labels [n] on which the classifier was trained.
+        others: inputs [m, ...] and labels [m] on which it was not trained.
 
     Example:
         >>> sure, unsure = torch.tensor([[4.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]])

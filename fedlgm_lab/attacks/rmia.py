@@ -31,8 +31,8 @@ def relative_ratios(
     """Membership scores of a target model's units, float64 [n]; a higher score means "member".
 
     Args:
-        target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability,
-            [n].
+        target: mean confidence logits ln(p / (1 - p)) of each unit, with the true class's
+            probability p, [n].
         shadows: confidence logits of the shadow models, [S, n].
         membership: units on which each shadow model was trained, bool [S, n].
         online: whether models that saw a unit are used. Otherwise Pr(x) is a corrected estimate

@@ -86,9 +86,9 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
     """Significance |z| of the correlation between rounds at each distance, [T], and the
     significance of the two layers whose noise is most similar.
 
-    Two layers are compared in the numbers that both have, if these are eight or more. The
-    correlations at one distance are the correlations of each layer with itself, over all rounds and
-    layers together.
+    Two layers are compared in the numbers that both have, if there are at least eight such numbers.
+    The correlations at one distance are the correlations of each layer with itself, over all rounds
+    and layers together.
 
     Args:
         heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are

@@ -152,7 +152,7 @@ class Subject:
             label = name if variant == "sound" else f"{name} ({variant})"
         if isinstance(mechanism, PlansFromAnswers):
             raise ConfigError(
-                f"{label}: its clients make two releases in a round, the second planned from the "
+                f"{label}: its clients make two releases in a round and plan the second from the "
                 "first, which an audit does not repeat: audit 'uniform' under local trust, whose "
                 "releases have the same bounds and cost"
             )
@@ -251,8 +251,9 @@ class Subject:
     def world(
         self, transcript: Transcript, updates: list[Tensor], base: World | None = None
     ) -> World:
-        """A population with these updates, the target's last; `base` is the same without the
-        target, if known.
+        """A population with these updates, of which the target's is the last.
+
+        `base` is the same population without the target, if it is known.
 
         Raises:
             ConfigError: the mechanism releases nothing.
@@ -314,8 +315,9 @@ class Subject:
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Multipliers of the releases that can contain one unit's data, the costliest if a cap
-        leaves some out.
+        """Multipliers of the releases that can contain one unit's data.
+
+        If a cap leaves some releases out, these are the costliest releases.
         """
         multipliers = self.multipliers(plan)
         return (

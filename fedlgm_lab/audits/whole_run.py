@@ -6,11 +6,11 @@ canary's contribution (C s_i)_t times the bound, with s_i its signs over the rou
 noise of standard deviation 1 that is independent over rounds, layers and orthogonal directions. The
 audit uses one of two bounds on the noise:
 
-* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid
-  if whitening makes the noise white, which a check tests;
-* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This
-  is the adversary's best test and valid for any Gaussian noise. For a sound run it is used only if
-  the check failed by chance, so it takes no share of the level.
+* A bound over all rounds and canaries, as if each were a separate release. This bound is tight. It
+  is valid if whitening makes the noise white, which a check tests.
+* If that check fails, a bound over the canaries' sums. A canary's sum is taken along the canary's
+  whole effect on the run. This bound is the adversary's best test and valid for any Gaussian noise.
+  For a sound run it is used only if the check failed by chance, so it takes no share of the level.
 
 Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the
 epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling

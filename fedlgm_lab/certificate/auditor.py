@@ -1,8 +1,9 @@
-"""Level 2: an auditor opens the commitment, draws the noise again and takes it off the releases.
+"""Level 2: an auditor opens the commitment, draws the noise again and subtracts it from the
+releases.
 
 The auditor sees the sums without noise, so it must be trusted as the server is. The noise of a
-release depends on its sum (see `fedlgm.noise.release.Noising`), which the operator's private folder
-therefore holds.
+release depends on the release's sum (see `fedlgm.noise.release.Noising`), so the operator's private
+folder holds the sums.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
 
     The same key answers the same commitment with the same beacon, so an operator cannot ask for
-    several beacons and choose one. Ed25519 signatures are deterministic, and secret until they are
-    shown.
+    several beacons and choose one. Ed25519 signatures are deterministic, and nobody knows a
+    signature before the auditor shows it.
 
     Raises:
         ConfigError: the text is neither.
@@ -86,7 +86,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     match = _HEAD.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"a head is ROUND:HASH, and a commitment commitment:HASH, with 64 digits; got {text!r}"
+            f"the text must be ROUND:HASH or commitment:HASH, where HASH has 64 digits; got {text!r}"
         )
     kind, value = match.groups()
     if kind == "commitment":

@@ -117,8 +117,8 @@ class Clients(Units):
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`. The optimizer is the clients' optimizer, on the examples of all clients.
 
-        Trainers other than the plain trainer may rely on the bound and on the server's step. They
-        make rounds of one client with one batch each.
+        Trainers other than the plain trainer may rely on the bound and on the server's step. With
+        these trainers each step of the warm-up is a round of one client with one batch.
         """
         if self.assembly.model.trainer_kind is kinds.PLAIN:
             return self._descend(model, map(self._gradient, rows))

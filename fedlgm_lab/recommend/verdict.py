@@ -1,7 +1,7 @@
 """The sentence of advice that follows from scores.
 
-On new networks gains were predicted that runs did not confirm (docs/results/recommend.md), so the
-advice of another rule than the flat one asks for a comparison.
+On new networks some predicted gains were not confirmed by runs (docs/results/recommend.md). Advice
+to use a rule other than the flat one therefore asks for a comparison.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from fedlgm.errors import RunError
 from fedlgm.files import explain_failure
 
-# Tableau's colour-blind-safe ten begin like this; the dark values are the same hues, lighter.
+# Tableau's ten colour-blind-safe colours begin with these; the dark values are lighter.
 LIGHT = {
     "ink": "#1f2329",
     "muted": "#5b6470",

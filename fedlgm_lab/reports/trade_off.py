@@ -1,4 +1,4 @@
-"""The report's section on attackers: how often one can be right about a unit of the run."""
+"""The report's section on attackers: how often an attacker can be right about a unit of the run."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@ public data.
 A shadow model with the target's architecture is trained on one part of a public data set. One
 adversary per layer is trained on the layer's outputs for this part (members) and for the rest
 (non-members). Its error rate ER_l measures the layer's leakage; 0.5 means no leakage. These
-adversaries see only outputs. Another one uses the norm of an example's gradient in the layer, the
-quantity that is bounded and noised. `layer_risk` takes no private data and no model trained on it.
+adversaries see only outputs. A further adversary uses the norm of an example's gradient in the
+layer. This gradient is the quantity that is bounded and noised. `layer_risk` takes no private data
+and no model trained on it.
 
 Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's
 layers.
@@ -60,8 +61,8 @@ class LayerRisk:
         training_error: error rate of the adversary on its training set, as in the paper; it is
             biased low.
         held_out_error: error rate on members and non-members that the adversary has not seen.
-        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's
-            training (see `fedlgm.planning.queries.LayerStrength`).
+        strength: mean of ||g_l|| / ||g|| over the gradients of public examples during the shadow
+            model's training (see `fedlgm.planning.queries.LayerStrength`).
         gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of
             an example's gradient in the layer; members have smaller norms, because the model fits
             them.
@@ -241,8 +242,8 @@ def layer_errors(
     out).
 
     The adversary knows half of the members and half of the non-members; the held-out rate is its
-    error on the other half. This is the second part of Algorithm 2. With a private model and its
-    members it is an attack on this model, and its result is private.
+    error on the other half. This is the second part of Algorithm 2. If it is called with a private
+    model and its members, it is an attack on this model, and the result is private.
 
     Args:
         module: the model.

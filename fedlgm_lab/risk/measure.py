@@ -67,7 +67,7 @@ class Findings:
         risks: layer risks, in the order of the layer table.
         public: origin of the examples.
         examples: number of examples.
-        unseen: number of them behind the held-out errors.
+        unseen: number of these examples from which the held-out errors are computed.
         bias_weights: public weights for convergence at the initial model, which can replace
             `strengths` (see `public_bias_weights`), [L].
     """
@@ -140,7 +140,7 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         and recipe.data.pixels is not None
         and not is_reference(section.data)
     ):
-        # the model's interval; a user's own set is taken as it is
+        # a bundled set gets the interval of the model's pixels; a user's own set is not changed
         images = {"pixels": recipe.data.pixels}
     with prefix_key("risk.data" if named else "data"):
         dataset = recipe.task.build().prepare(data.load(named or private_name, folder, **images))

@@ -196,8 +196,8 @@ def audit_run(
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
         raise RunError(
-            f"{run} drew its noise from the operating system and had no canaries, so it cannot be "
-            "drawn again. Run it again with --set run.audit=true (canaries in the run) or with "
+            f"{run} drew its noise from the operating system and had no canaries, so this noise "
+            "cannot be drawn again. Run it again with --set run.audit=true (canaries in the run) or with "
             "--seed N (noise that can be drawn again), then audit that run"
         )
     else:
@@ -266,8 +266,9 @@ def _replay(
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
-    """The plan of a finished round, from its row of metrics; other values are the same in all
-    rounds.
+    """The plan of a finished round, from its row of metrics.
+
+    Values that the row lacks are the same in all rounds.
     """
     scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(

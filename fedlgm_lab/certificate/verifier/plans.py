@@ -237,7 +237,7 @@ def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
             (plan.unit == "example" and plan.trust == "local") != (plan.steps is not None)
             or (plan.steps is not None and plan.family != "gaussian")
         ),
-        "has shares of the noise, which distributed trust alone has": (
+        "has shares of the noise, which only distributed trust has": (
             ("shares" in facts) != (plan.trust == "distributed")
         ),
         f"has rounds that depend on each other under {plan.trust} trust": clients and plan.joint,

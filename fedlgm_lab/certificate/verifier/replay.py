@@ -16,7 +16,7 @@ from fedlgm_lab.certificate.verifier.plans import Plan
 
 STEPS = ("sgd", "momentum")
 ARITHMETIC = ("fused", "separate")
-"""How the processor that trained rounded a x + y: once, or after the product too."""
+"""Rounding of a x + y on the processor that trained: once, or also after the product."""
 
 
 def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndarray:
@@ -40,7 +40,11 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
     must(12, same, "the tensors of the model file are not those of the certificate")
     for name, digest in fixed.items():
         same = hashlib.sha256(tensors[name]["data"]).hexdigest() == digest
-        must(12, same, f"the tensor {name} was not trained, but is not that before round 1")
+        must(
+            12,
+            same,
+            f"the tensor {name} was not trained, but differs from its values before round 1",
+        )
     parts = []
     for name, size in trained:
         tensor = tensors[name]
@@ -61,7 +65,7 @@ def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> It
         rounds: number and SHA-256 of each round's vector, as in the certificate.
 
     Raises:
-        Refused: a vector is another one.
+        Refused: a vector has another SHA-256.
         NotCheckable: a file cannot be read.
     """
     files = [("initial.f32", initial, "<f4", "the initial weights are")]
