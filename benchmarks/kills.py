@@ -74,9 +74,7 @@ _NAMES = {
     "flwr-serverapp": "run's server process", "command": "`deploy run`", "flwr": "`flwr` of `deploy run`",
 }  # fmt: skip
 _RELEASE = re.compile(r"round (\d+) of run '(.+)': (?:new|again) release (\d+),")
-_fork = multiprocessing.get_context(
-    "fork"
-)  # forked, so that a command spends no time on its imports
+_fork = multiprocessing.get_context("fork")  # a forked command spends no time on its imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,9 +185,7 @@ class _Run:
             printed = json.loads(out[out.index("{") :]) if "{" in out else {}
             if "model_sha256" in printed:
                 result = printed
-            elif (
-                run.exitcode is not None and run.exitcode >= 0
-            ):  # the command was not the killed process
+            elif run.exitcode is not None and run.exitcode >= 0:  # another process was killed
                 lines = ["", *self._lines()]
                 errors = [line for line in lines if line.startswith("error: ")]
                 self._said.append((errors or lines)[-1])  # a log may follow the error

@@ -44,7 +44,8 @@ _WORK = {
 _POLICY = {"shape": list(SHAPE), "classes": CLASSES, "unit": "example", "epsilon": 50.0}
 _EDITS = {
     "reply_every_seconds = 0.5": "reply_every_seconds = 0.0",
-    "releases = 1000 #": "releases = 10_000_000 #",  # a release costs at least this part of the budget
+    # a release costs at least this part of the budget
+    "releases = 1000 #": "releases = 10_000_000 #",
     "releases_per_run = 1000": "releases_per_run = 100_000",
     "releases_per_day = 1000": "releases_per_day = 100_000",
 }

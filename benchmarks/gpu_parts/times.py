@@ -26,9 +26,8 @@ from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise.draws import Family
 
 COPY_TARGET = 1.3  # bounded sum over a copy that moves the same bytes, from 11 M parameters
-LOOP_TARGET = (
-    4.0  # time of a loop over the layers over a bounded sum's, for ResNet-152 and one client
-)
+# Time of a loop over the layers, over the time of a bounded sum, for ResNet-152 and one client.
+LOOP_TARGET = 4.0
 
 
 class Timer:

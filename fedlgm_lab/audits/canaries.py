@@ -311,7 +311,7 @@ class _Measured:
         bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
         update = unit * torch.from_numpy(bound)
         block = BoundedSum.empty(plan)
-        # if a plan levels the layers, clipping would change the direction of an update above the bound
+        # a plan that levels the layers changes the direction of an update above the bound
         above = 1.0 if plan.fills else _ABOVE
         block.add(
             _updates_at_bounds(update, plan) if plan.bounded_by == "trainer" else above * update

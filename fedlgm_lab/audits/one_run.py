@@ -114,7 +114,7 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 def release_ratio(
     record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE
 ) -> float:
-    """Lower bound on the releases' signal-to-noise ratio over the planned ratio; see `noise_ratio`."""
+    """Lower bound on the releases' signal-to-noise ratio over the planned ratio (`noise_ratio`)."""
     squared = np.sum(record.weights**2 * record.length, axis=1)
     length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
     noise = NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)

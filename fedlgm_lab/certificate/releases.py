@@ -106,7 +106,8 @@ class ReleaseLog:
             if self.rows[0]["head"] != head:
                 raise RunError(
                     f"{self.chain.path} was begun with other code, weights or another commitment: "
-                    "a certificate covers only one of each; continue with the earlier ones, or start a new run"
+                    "a certificate covers only one of each; continue with the earlier ones, or "
+                    "start a new run"
                 )
             return
         self.public.mkdir(exist_ok=True)

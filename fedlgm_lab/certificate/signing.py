@@ -86,7 +86,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     match = _HEAD.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"the text must be ROUND:HASH or commitment:HASH, where HASH has 64 digits; got {text!r}"
+            f"the text must be ROUND:HASH or commitment:HASH, with 64 digits in HASH; got {text!r}"
         )
     kind, value = match.groups()
     if kind == "commitment":

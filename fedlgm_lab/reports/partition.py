@@ -59,9 +59,7 @@ def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
 
 def partition_table(report: PartitionReport) -> Group:
     """Sizes of a partition and its first clients."""
-    labelled = (
-        report["classes"] > 1
-    )  # without several classes the table states only numbers of examples
+    labelled = report["classes"] > 1  # otherwise the table states only numbers of examples
     shown = table(
         f"{report['scheme']} over {report['clients']} clients",
         ["client", "examples", *map(str, range(report["classes"] if labelled else 0))],

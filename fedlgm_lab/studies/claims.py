@@ -25,7 +25,8 @@ class Checked(Difference):
     Attributes:
         mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
             (see `Difference`). NaN if fewer than two seeds have figures of both sides. For a
-            ranking, it is the difference between the two neighbours that support the ranking least.
+            ranking, these are the statistics of the difference between the two neighbours that
+            support the ranking least.
         says, paper, metric, expect, effect: see `Claim`.
         margin: largest difference that counts as equal, as not lower, or as level.
         p_holm: p-value of the claim or of its contrary, adjusted for the number of the study's
@@ -103,8 +104,9 @@ def check(
     claims.
 
     A direction that is not decided may be "level": the difference is within the claim's margin. Or
-    it has "effect excluded": the difference falls short of the paper's. Both have p < 0.05,
-    adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or failed.
+    it has "effect excluded": the difference falls short of the paper's. Both outcomes need p <
+    0.05, adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or
+    failed.
 
     Args:
         claims: the study's claims.
@@ -166,7 +168,7 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 
 
 def count_once(checked: Sequence[Checked]) -> list[Checked]:
-    """The claims without those whose runs are all among the runs of another claim.
+    """The claims, except claims for which another claim has all of their runs.
 
     A paper's table and figure can have runs in common; a claim about both counts once.
 

@@ -57,8 +57,8 @@ class StudyFile(BaseModel):
         recipe: bundled name or path.
         seeds: repetitions.
         grid, search, search_seeds: see `simulations.study`.
-        tune: values to search for every method with --tuned, which says whether the claims hold at
-            searched settings too.
+        tune: values that --tuned searches for every method, to test whether the claims also hold at
+            searched settings.
         set: changes of the recipe for all runs.
         quick: further changes, for a short trial.
         claims: the paper's claims.
@@ -137,7 +137,7 @@ class Paper(BaseModel):
     """A paper whose tables and figures the studies make.
 
     Attributes:
-        name: short name of what it is about.
+        name: short name of the paper's subject.
         title: its title.
         authors: its authors.
         arxiv: its number on arXiv.
@@ -278,8 +278,8 @@ def requested_study(
         study = StudyFile(recipe=name or recipes.DEFAULT)
     else:
         raise ConfigError(
-            "a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study "
-            "--list"
+            "a study needs --grid key=value,value, or the name of a bundled study: see fedlgm "
+            "study --list"
         )
     for key in axes.keys() & study.grid.keys():
         rest = ", ".join(
@@ -306,7 +306,7 @@ def requested_study(
 
 
 def _is_study(path: Path) -> bool:
-    """Whether a file holds a study, and not a recipe, which has neither a grid nor claims."""
+    """Whether a file holds a study and not a recipe. A recipe has neither a grid nor claims."""
     try:
         return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
     except (OSError, ValueError, RecursionError):

@@ -55,7 +55,7 @@ class Network:
             raise ConfigError(f"{FORMS['model']}; got {entry!r}")
         if options:
             raise ConfigError(
-                f"{label!r}: an object has its options already, got {sorted(options)}"
+                f"{label!r}: a model object takes no further options, got {sorted(options)}"
             )
         return cls(label or object_name(what).strip("<>"), what)
 

@@ -135,7 +135,7 @@ class Records:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Records:
-        """The records of which `plain_values` has made these values."""
+        """The records from which `plain_values` made these values."""
         searched = values.get("searched", ())
         return cls(
             values["keys"],
@@ -197,7 +197,7 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Every block that writes a study's files.
+    """The context in which every block writes a study's files.
 
     Raises:
         RunError: the system refuses a file.

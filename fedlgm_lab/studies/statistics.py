@@ -83,8 +83,8 @@ def difference(a: Any, b: Any) -> Difference:
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise ConfigError(
-            "a difference needs finite figures: leave out the seeds of which one has none, on both "
-            "sides"
+            "a difference needs finite figures: leave out, on both sides, the seeds for which one "
+            "side has none"
         )
     first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
     pairs = first - second
@@ -161,7 +161,7 @@ def _standard_error(tested: Difference) -> float:
 
 
 def _equal(values: np.ndarray) -> bool:
-    """Whether all are equal but for rounding."""
+    """Whether all figures are equal, up to rounding."""
     return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 

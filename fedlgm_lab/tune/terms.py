@@ -39,7 +39,7 @@ class Search:
     Attributes:
         base: the varied recipe.
         candidates: one recipe for each combination, in the grid's order.
-        settings: the values of each.
+        settings: the searched values of each candidate.
         event: event of the search as a whole.
         score: score that compares its runs.
         terms: its public terms.

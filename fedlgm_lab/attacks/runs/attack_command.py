@@ -192,7 +192,7 @@ def gan(
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reconstruct, from the released models, a class that the attacker (the last client) lacks."""
+    """Reconstruct from the released models a class that the last client, the attacker, lacks."""
     from fedlgm_lab.attacks.gan import GanSettings
     from fedlgm_lab.attacks.inception import InceptionFeatures
     from fedlgm_lab.attacks.runs import attack_figures as figures

@@ -197,8 +197,8 @@ def audit_run(
     elif assembly.recipe.run.seed is None:
         raise RunError(
             f"{run} drew its noise from the operating system and had no canaries, so this noise "
-            "cannot be drawn again. Run it again with --set run.audit=true (canaries in the run) or with "
-            "--seed N (noise that can be drawn again), then audit that run"
+            "cannot be drawn again. Run it again with --set run.audit=true (canaries in the run) "
+            "or with --seed N (noise that can be drawn again), then audit that run"
         )
     else:
         audit_result = _replay(assembly, folder, result, subject, audit, progress)

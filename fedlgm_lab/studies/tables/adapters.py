@@ -1,7 +1,7 @@
 """Private fine-tuning of a public base: adapters, parts of the model and all of it.
 
 Every run is the recipe `text-adapters` with the changes below, at the same proven epsilon. Learning
-rates are those of an earlier search, not repeated here.
+rates come from an earlier search, which is not repeated here.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def hospitals(folder: Path) -> dict[str, Any]:
     rows, targets, owners = [], [], []
     for number, file in enumerate(sorted(folder.glob("processed.*.data"))):
         frame = pandas.read_csv(file, na_values="?", encoding="utf-8-sig")
-        if "cleveland" in file.name and frame["cp"].min() == 0:  # a copy with other codes
+        # a copy of the file that codes some columns differently
+        if "cleveland" in file.name and frame["cp"].min() == 0:
             frame = frame.assign(
                 target=1 - frame["target"],
                 cp=frame["cp"].map({0: 4, 1: 2, 2: 3, 3: 1}),

@@ -45,7 +45,7 @@ def changes(setting: Setting, base: str) -> dict[str, Any]:
 
 
 def measure(store: Values) -> None:
-    """Scores of every setting that has none, before the runs; then the runs."""
+    """Make the missing scores of every setting, and then the runs."""
     base = str(store.input("base", BASE)) if len(store.values) < len(SETTINGS) - 1 else ""
     for name, setting in SETTINGS.items():
         if name != "cnn":  # the CNN has no public examples to score

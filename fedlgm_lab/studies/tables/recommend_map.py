@@ -162,7 +162,7 @@ def correlations(group: Sequence[Cell]) -> list[str]:
 
 
 def calls(group: Sequence[Cell]) -> dict[str, list[Pair]]:
-    """The pairs, grouped by what `recommend` calls the rule."""
+    """The pairs, grouped by whether `recommend` calls the rule "better", "worse" or neither."""
     found: dict[str, list[Pair]] = {"better": [], "worse": [], "neither": []}
     for pair in pairs(group):
         called = "better" if pair.ratio >= BETTER else "worse" if pair.ratio <= WORSE else "neither"

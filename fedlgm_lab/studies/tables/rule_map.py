@@ -40,7 +40,7 @@ def kept_studies(folder: Path) -> list[tuple[StudyFile, Path]]:
 
 
 def _place(entry: tuple[StudyFile, Path]) -> tuple[bool, tuple[str, ...]]:
-    """Digits come before the other data."""
+    """Key that sorts studies of digits before studies of other data."""
     setting = setting_of(entry[0])
     return setting[0] != "digits", setting
 

@@ -90,7 +90,7 @@ def time_run(kept: Mapping[str, Any], method: str) -> Row:
 
 
 def measure(store: Kept) -> None:
-    """One run of each study that has an undecided claim with runs."""
+    """Time one run of each study that has an undecided claim with runs."""
     studies = outcomes.studies(store.folder)
     methods = {
         case.study: case.claim.a for case in reversed(undecided(store.folder)) if case.checked.seeds
