@@ -163,7 +163,7 @@ def hospital_statistician(visit: Visit) -> None:
 
 
 def flower_user(visit: Visit) -> None:
-    """Has a Flower app and changes what the page's differences say."""
+    """Has a Flower app, and changes it as the page's differences show."""
     page = visit.read("docs/start/flower.md")
     for file in (ROOT / "docs/examples/existing_flower_app").glob("*.*"):
         shutil.copy(file, visit.folder)
@@ -258,7 +258,8 @@ def mac_reader(visit: Visit) -> None:
     """Reads the README on a Mac: the engine Ray instead of forked workers, and no compiled kernel.
 
     The machine is not a Mac. `tests/simulations/engines/test_processes.py` shows that Ray is picked
-    there. A machine without a compiler replaces a processor without AVX2: neither has the kernel.
+    there. A Mac has no kernel because its processor has no AVX2. Here a missing compiler has the
+    same effect.
     """
     page = visit.read("README.md")
     visit.environment |= {"CXX": "false", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -104,7 +104,9 @@ class Node:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Medians over the rounds after the first five, of both services in turn."""
+    """Medians of both services over the rounds after the first five; the services answer in
+    turn.
+    """
     with tempfile.TemporaryDirectory() as folder:
         nodes = {rows: Node(Path(folder) / str(rows), rows) for rows in (0, ROWS)}
         try:

@@ -2,7 +2,7 @@
 
 `MappedRows` runs the model's code under `torch.func.vmap`. The baseline calls the model once for
 the whole batch, which proves nothing. The two alternate in one process on one thread. A ratio is
-the processor time of `MappedRows` divided by that of the baseline in the same turn.
+the processor time of `MappedRows` divided by the baseline's processor time in the same turn.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class Round:
 
 
 def _convolve_by_products_(module: torch.nn.Module) -> None:
-    """Unfold images and multiply matrices, to see what the grouped convolutions of `vmap` cost on
-    this device.
+    """Unfold images and multiply matrices, to measure the cost of the grouped convolutions of
+    `vmap` on this device.
     """
 
     def forward(layer: torch.nn.Conv2d, images: Tensor) -> Tensor:

@@ -235,7 +235,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
     `coordinate_descent`.
 
     Raises:
-        ConfigError: the rank is larger than the number of features, or as for `coordinate_descent`.
+        ConfigError: the rank is larger than the number of features, or a reason that
+            `coordinate_descent` states.
     """
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)

@@ -61,7 +61,7 @@ class GanSettings:
 
 
 class ClassReconstruction:
-    """The attacker's networks and what it has learned from the models seen so far.
+    """The attacker's networks, trained on the models that the attacker has seen so far.
 
     Args:
         module: a classifier of the federation's architecture; its weights are overwritten.

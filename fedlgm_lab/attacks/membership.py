@@ -86,10 +86,10 @@ def evaluate_scores(
 ) -> MembershipResult:
     """Figures of an attack from its scores; a higher score means "member".
 
-    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. The interval is
-    Clopper and Pearson's if every member scores above every non-member, or every member scores
-    below. The number of trials is then the size of the smaller set. All trials are successes in the
-    first case, and failures in the second.
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. It is Clopper and
+    Pearson's instead if every member scores above every non-member, or every member scores below.
+    The number of trials is then the size of the smaller set. All trials are successes in the first
+    case, and failures in the second.
 
     Args:
         members: scores of members, [n].

@@ -143,7 +143,7 @@ class AuditResult:
         epsilon_lower: lower bound on the epsilon of the releases.
         epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is
             claimed.
-        delta: delta at which both are stated.
+        delta: delta of both epsilons.
         confidence: lower bound on the probability that releases as reported pass the audit and that
             `epsilon_lower` does not exceed the true epsilon; 1 for methods without statistics.
         guarantee: the releases' guarantee, in one line.

@@ -83,7 +83,7 @@ class Scores:
 
 
 def _hull(x: Counts, y: Counts) -> Counts:
-    """Indices of points that do not lie on or below a segment between two others; x ascending."""
+    """Indices of points that lie above every segment between two other points; x is ascending."""
     indices = np.arange(len(x))
     while len(indices) > 2:
         dx, dy = np.diff(x[indices]), np.diff(y[indices])

@@ -251,7 +251,7 @@ class Subject:
     def world(
         self, transcript: Transcript, updates: list[Tensor], base: World | None = None
     ) -> World:
-        """A population with these updates, of which the target's is the last.
+        """A population with these updates; the target's update is the last.
 
         `base` is the same population without the target, if it is known.
 

@@ -29,7 +29,7 @@ def certify(
     ] = None,
     new_key: _NewKeyOption = False,
 ) -> None:
-    """Issue a certificate of a finished run, which others can check."""
+    """Issue a certificate of a finished run. Anybody can check the certificate."""
     from fedlgm_lab.certificate import signing
     from fedlgm_lab.certificate.certify import certify as issue
 

@@ -77,7 +77,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     signature before the auditor shows it.
 
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the text has neither form.
 
     Example:
         >>> sorted(sign_head("5:" + "ab" * 32, Ed25519PrivateKey.generate()))

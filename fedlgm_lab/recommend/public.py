@@ -24,7 +24,9 @@ SYNTHETIC = 2048
 """Number of synthetic examples, which are used if none are given."""
 MOST = 20_000
 """Largest number of examples that are used."""
-_HELD_OUT = 4  # one example in this number is used for measurements, the others for training
+_HELD_OUT = (
+    4  # one example in this number is used for measurements, the remaining ones for training
+)
 
 
 def public_examples(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FLAT = "gaussian"
-"""The rule with which others are compared: one bound for the whole contribution."""
+"""The rule with which other rules are compared: one bound for the whole contribution."""
 LEVELLED = "water-filling"
 """A rule with the flat bound, which cuts the largest layers of an update first. It is for clients
 only."""

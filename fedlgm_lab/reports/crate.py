@@ -110,7 +110,7 @@ def _copy_model(file: Path, copy: Path, sha256: str) -> None:
 def _describe(
     crate: Any, folder: RunFolder, result: RunSummary, model: Path, statement: Path
 ) -> None:
-    """Add the files and what is known of the run to an empty crate."""
+    """Add the files and the description of the run to an empty crate."""
     from rocrate.model import ContextEntity, SoftwareApplication
 
     stated: dict[str, Any] = {**result["statement"]}

@@ -39,7 +39,7 @@ class Measurements:
     Attributes:
         unit: the run's unit.
         rates: rates of attacks on this unit.
-        others: names of attacks on another unit, to which the bounds do not apply.
+        others: names of attacks on another unit; the bounds do not apply to these attacks.
         audited: lower bound on epsilon of an audit, and its delta; None without an audit.
     """
 

@@ -186,12 +186,13 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Error rate, for each layer, of a threshold on gradient norms: chosen on one half of the
-    examples, applied to the other.
+    """Error rate of a threshold on gradient norms, for each layer.
+
+    The threshold is chosen on one half of the examples and applied to the other half.
 
     Args:
         members: norms of members' gradients in each layer, [n, L].
-        others: the same for as many non-members, [n, L].
+        others: norms of the gradients of the same number of non-members, [n, L].
         stream: random stream of the split.
 
     Example:
@@ -367,7 +368,9 @@ def _representations(
 def _errors(
     features: Tensor, members: Tensor, settings: ShadowTraining, stream: torch.Generator
 ) -> tuple[float, float]:
-    """Error rates of an adversary on the examples it is trained on, and on as many others."""
+    """Error rates of an adversary on its training examples, and on the same number of other
+    examples.
+    """
     seen, unseen = _halves(len(members), stream)
     with fork_rng(int(torch.randint(2**62, (), generator=stream))):
         adversary = nn.Sequential(

@@ -21,8 +21,8 @@ class Claim(BaseModel):
 
     Attributes:
         says: the statement, in one sentence.
-        paper: what the paper prints for the statement, with its place; empty if the paper does not
-            make the statement.
+        paper: the paper's figures for the statement, and where the paper prints them; empty if the
+            paper does not make the statement.
         a: label of a method.
         b: label of the method with which `a` is compared; not used with `along` or `then`.
         along: a key of the grid. `a` at the key's last value is compared with `a` at the first

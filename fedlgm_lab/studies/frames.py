@@ -168,7 +168,7 @@ def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None
         name: the given name.
 
     Raises:
-        ConfigError: the name is not that of a metric.
+        ConfigError: the study has no metric of this name.
         RunError: no run is finished.
     """
     if "status" in frame:

@@ -309,7 +309,9 @@ def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, 
         naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
         override(raw, naming | dict(options))
         if not method.variant:
-            raw["mechanism"].pop("variant")  # seeds are derived only from what the method states
+            raw["mechanism"].pop(
+                "variant"
+            )  # seeds are derived only from the values that the method states
     else:
         override(raw, options)
     if method.name == "none" and raw["run"].get("audit"):

@@ -89,8 +89,9 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
 
 
 def first_of_huggingface(entries: Iterable[Any]) -> Any:
-    """The first of a study's models if all are Hugging Face models, whose runs have their own
-    default recipe; else None.
+    """The first of a study's models if all are Hugging Face models; else None.
+
+    Runs of Hugging Face models have a default recipe of their own.
 
     Example:
         >>> first_of_huggingface(["mlp", "cnn"]) is None

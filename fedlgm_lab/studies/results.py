@@ -271,8 +271,8 @@ class Study:
                 both values.
 
         Raises:
-            ConfigError: a label, key or metric is unknown, or there is no cell for which both have
-                at least two seeds.
+            ConfigError: a label, key or metric is unknown, or there is no cell for which both sides
+                have at least two seeds.
         """
         name = metric or self.headline
         by = by or self._key_of(a, b)

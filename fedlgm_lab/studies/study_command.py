@@ -186,7 +186,7 @@ def compare(
     """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
 
     Args:
-        recipe: see `fedlgm_lab.studies.jobs.jobs`, as for the next five arguments.
+        recipe: see `fedlgm_lab.studies.jobs.jobs`, also for the next five arguments.
         methods: labels.
         seeds: repetitions.
         overrides: changes.

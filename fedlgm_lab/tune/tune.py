@@ -296,7 +296,7 @@ class _Searching:
             "attack_rates": rates.figures(),
             "attack": rates.sentence(winner.units),
             "ledger_head": head,
-        }  # these figures are those of the search; a single run has cost less
+        }  # these figures belong to the search; a single run has cost less
         description = model_metadata(
             RunFolder.open(result.folder), protection, winner.to_toml(), module
         )

@@ -62,7 +62,7 @@ def audit(
     """Audit a mechanism, a recipe or a finished run: a lower bound on epsilon, and checks of the
     noise.
 
-    The exit status is 1 if the audit contradicts what is reported.
+    The exit status is 1 if the audit contradicts the report.
     """
     from fedlgm.errors import ConfigError
     from fedlgm_lab.audits import CONFIDENCE, Audit

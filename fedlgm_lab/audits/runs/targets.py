@@ -120,8 +120,9 @@ def audit_recipe(
 
 
 def _refuse_own_steps(assembly: Assembly) -> None:
-    """Refuse clients that noise their own steps; the command in the message audits one client's
-    steps as releases.
+    """Refuse clients that add noise to their own steps.
+
+    The message has a command that audits one client's steps as releases.
     """
     recipe = assembly.recipe
     if recipe.training.sampling_rate is None:  # only local steps have a sampling rate
@@ -169,7 +170,7 @@ def audit_run(
 
     Raises:
         RunError: the run is not finished, has neither canaries nor a seed, or was given objects
-            that are not passed again; the message gives the remedy.
+            that the caller does not pass again; the message gives the remedy.
     """
     started = time.perf_counter()
     folder = RunFolder.open(run)

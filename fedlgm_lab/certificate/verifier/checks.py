@@ -55,7 +55,7 @@ def check_claim(case: Case) -> None:
     at_most = f"delta = {claim['delta']:g} would have to be at most {largest:.3g}, 1 / (10 n)"
     must(3, 0 < claim["delta"] <= largest, at_most)
     covered = case.predicate["not_covered"] == NOT_COVERED[claim["trust"]]
-    must(3, covered, "the list of what is not covered was changed")
+    must(3, covered, "the list of statements that are not covered was changed")
     secret = claim["seed"] is None or SIMULATION in case.accepts
     must(3, secret, "the run was seeded: anyone can draw its noise again, so it protects nobody")
 
@@ -108,7 +108,9 @@ def check_events(case: Case) -> None:
     """Check 6: every round is charged with the event that follows from its plan."""
     texts, rows, central = case.events, case.charges, case.claim["trust"] == "central"
     used = {row["event"] for row in rows}
-    must(6, set(texts) == used, "the events of the certificate are not those of its ledger")
+    must(
+        6, set(texts) == used, "the events of the certificate differ from the events of its ledger"
+    )
     check_texts(texts)
     places: dict[int, list[int]] = {}
     for place, row in enumerate(rows, start=1):

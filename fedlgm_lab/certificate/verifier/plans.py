@@ -195,7 +195,7 @@ def read_plan(text: str, named: str, layers: int) -> Plan:
     """A plan from its text, which has this SHA-256 and is for a model of so many layers.
 
     Raises:
-        Refused: the text is not that of the plan, or not a plan.
+        Refused: the text has another SHA-256, or is not a plan.
         NotCheckable: the plan asks auxiliary queries.
     """
     what = f"plan {named[:8]}"

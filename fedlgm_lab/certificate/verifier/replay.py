@@ -37,7 +37,7 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
         raise NotCheckable(f"the model is not a safetensors file ({error})") from None
     trained = [(name, size) for _, _, slots in layers for name, size in slots]
     same = sorted([*(name for name, _ in trained), *fixed]) == sorted(tensors)
-    must(12, same, "the tensors of the model file are not those of the certificate")
+    must(12, same, "the model file has other tensors than the certificate states")
     for name, digest in fixed.items():
         same = hashlib.sha256(tensors[name]["data"]).hexdigest() == digest
         must(

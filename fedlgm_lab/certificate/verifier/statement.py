@@ -1,4 +1,4 @@
-"""Check 2, continued: the fields of a certificate, all of which are known."""
+"""Check 2, continued: a certificate has only known fields."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def _repeated(change: Callable[[np.random.Generator, np.ndarray], np.ndarray]) -
 
 
 def _partly(share: float) -> Noise:
-    """Noise of which a share of each round's variance comes from the noise of the previous
-    round.
+    """Noise that takes the share `share` of its variance in a round from the noise of the round
+    before.
     """
 
     def noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:

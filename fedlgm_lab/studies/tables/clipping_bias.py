@@ -1,9 +1,9 @@
 """Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b)
 of its paper.
 
-Settings and grids are those of the studies 002-figure-5 to -7. The bias is ||mean scaled gradient -
-mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over five
-steps.
+Settings and grids are taken from the studies 002-figure-5 to -7. The bias is ||mean scaled gradient
+- mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over
+five steps.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ Row = dict[str, Any]
 
 
 def without_amplification() -> list[Row]:
-    """Clients at least b rounds apart under either noise, so that both have the same sensitivity,
-    sqrt(T / b).
+    """Errors if a client's rounds are at least b apart under both noises, which then have the same
+    sensitivity, sqrt(T / b).
     """
     rows = []
     independent = correlation.get("identity", ROUNDS)

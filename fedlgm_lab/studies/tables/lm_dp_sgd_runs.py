@@ -1,8 +1,9 @@
 """LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk and bias (Figures 2
 and 4, Tables 3 and 5 of its paper).
 
-FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others,
-half of which train the shadow model. Error rates are those of adversaries on public examples.
+FashionMNIST, S-CNN (26,010 parameters). The private part has 2,000 training examples. The public
+part has 4,000 other examples, and half of them train the shadow model. Error rates are error rates
+of adversaries on public examples.
 """
 
 from __future__ import annotations

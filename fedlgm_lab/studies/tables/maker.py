@@ -88,7 +88,7 @@ def make(name: str, folder: Path, settings: Mapping[str, Any]) -> tuple[Pages, b
 
     Args:
         name: name of the maker.
-        folder: kept figures and pages; tables replace those of the pages there.
+        folder: folder of kept figures and pages; new tables replace the tables of these pages.
         settings: "minutes", and the maker's inputs.
 
     Returns:

@@ -67,7 +67,9 @@ class Cell(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A scored rule in a cell: its ratio to the flat rule, and the figures of both."""
+    """A scored rule in a cell: its score's ratio to the flat rule's score, and the figures of both
+    rules.
+    """
 
     place: tuple[str, ...]
     rule: str

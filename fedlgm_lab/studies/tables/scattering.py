@@ -130,7 +130,7 @@ def _fold(waves: torch.Tensor, factor: int) -> torch.Tensor:
 def normalise_groups(features: torch.Tensor, groups: int) -> torch.Tensor:
     """Every example's features with mean 0 and variance 1 in each group of channels.
 
-    An example is scaled by its own figures alone, so this costs no privacy.
+    An example is scaled only by figures of the same example, so this costs no privacy.
 
     Args:
         features: [n, channels, height, width].

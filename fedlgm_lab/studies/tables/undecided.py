@@ -2,7 +2,7 @@
 
     fedlgm study undecided --out docs/results    # times one run of each of these studies
 
-The hours are those of the claim's own runs on further seeds, without a search.
+The hours are the time of the claim's own runs on further seeds, without a search.
 """
 
 from __future__ import annotations

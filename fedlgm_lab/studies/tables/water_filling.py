@@ -64,7 +64,9 @@ def runs_of(store: Kept, task: str) -> dict[str, Cell]:
 
 
 def comparison(store: Kept) -> str:
-    """One row per task and rule: accuracy, and the paired changes against both other rules."""
+    """One row per task and rule: accuracy, and the paired changes against each of the two other
+    rules.
+    """
     lines = []
     for group in settings(NAME)["groups"]:
         runs = runs_of(store, group["name"]["task"])
