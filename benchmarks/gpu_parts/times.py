@@ -111,9 +111,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     total = torch.zeros(size, device="cuda", dtype=torch.float64)
     step = timer(lambda: bounded_step(updates, offsets, clip, scale, total))
     # Two passes over the block, and the float64 sum read and written twice; a copy reads and writes
-    # every byte it copies. Where the block
-    # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less
-    # than memory's speed.
+    # every byte it copies. If the block fits into the L2 cache (one ResNet-18 client just fits on
+    # an H100), the second pass is faster than the memory's speed permits.
     moved = 4 * size * (2 * clients + 8)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)

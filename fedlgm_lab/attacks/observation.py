@@ -108,7 +108,8 @@ class Observation:
 
 
 def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
-    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
+    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that the
+    contribution moves.
 
     The noise of C y is independent, and the contribution moves row i of C y by C[i, t] times
     itself. The result is the least-squares estimate.

@@ -223,9 +223,9 @@ def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, wit
     )
     if len(bare):
         numbers = (
-            f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
+            f"{len(bare)} of {without.shape[1]} numbers have no noise, the first at index {bare[0]}"
         )
-        text.append(f"The inputs differ without noise: {numbers}")
+        text.append(f"The inputs differ in numbers without noise: {numbers}")
     if text:
         warnings.warn(Notice(". ".join(text)), stacklevel=3)
 

@@ -214,8 +214,8 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on a layer's signal-to-noise over the planned value; 0 if it was never
-        observed.
+        """Lower bound on a layer's signal-to-noise ratio over the planned ratio; 0 if the layer was
+        never observed.
         """
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
@@ -258,8 +258,8 @@ class View:
         return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few
-        canaries.
+        """Lower bound on the signal-to-noise ratio of those sums over the planned ratio; 0 for too
+        few canaries.
         """
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
         overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)

@@ -1,10 +1,11 @@
 """The releases that a run keeps for its certificate (`run.keep_releases`).
 
-`releases/` is public. It holds the initial weights (float32), every released sum (float64), both as
-raw little-endian numbers, and a chain of hashes. Each head of the chain covers the recipe, the
-code, the initial weights and the commitment to the noise. For every release so far it also covers
-the ledger's head, the plan and the released vector. A head that somebody else keeps therefore fixes
-all of these values. `private/sums/` holds the sums before the noise, which only an auditor may see.
+`releases/` is public. It holds the initial weights (float32) and every released sum (float64) as
+raw little-endian numbers. It also holds a chain of hashes. Each head of the chain covers the
+recipe, the code, the initial weights and the commitment to the noise. For every release so far it
+also covers the ledger's head, the plan and the released vector. A head that somebody else keeps
+therefore fixes all of these values. `private/sums/` holds the sums before the noise, which only an
+auditor may see.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def risk_of(
     recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None
 ) -> Findings:
     """Layer risk of a recipe's model, by its section [risk] (see `measure`).
-    docs/how-to/layer-risk.md has a run.
+    docs/how-to/layer-risk.md shows an example.
 
     Raises:
         FedlgmError: a mistake in the recipe or its public data.

@@ -1,4 +1,4 @@
-"""A paper's claims about a study's figures, tested on its runs."""
+"""A paper's claims about a study's figures, tested on the study's runs."""
 
 from __future__ import annotations
 

@@ -301,7 +301,9 @@ def _with_recipe(
 
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The base recipe with another mechanism, which keeps the options that it has."""
+    """The base recipe with another mechanism, and with those of its options that this mechanism
+    has.
+    """
     raw = base.plain_values()
     if method.mechanism is not None:
         Own(mechanism=method.mechanism).into(raw)

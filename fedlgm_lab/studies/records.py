@@ -197,7 +197,7 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """The context in which every block writes a study's files.
+    """Context of every block of code that writes a study's files.
 
     Raises:
         RunError: the system refuses a file.

@@ -35,7 +35,7 @@ class Population:
         modules: the models; for a run, its own model comes first.
         membership: units on which each model was trained, bool [models, units].
         results: summaries of the federations, in the order of the models.
-        run: whether the first model is a finished run's.
+        run: whether the first model belongs to a finished run.
     """
 
     pool: Pool

@@ -1,4 +1,6 @@
-"""A certificate with what its holder has, and the values that several checks read from it."""
+"""A certificate with its holder's files and keys, and the values that several checks read from
+it.
+"""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: 
             check(case)
     except _FORM as error:
         raise Refused(
-            3, f"recipe or plans have another form than this version's ({error})"
+            3, f"the recipe or a plan does not have the form that this version reads ({error})"
         ) from None
     require_signer(signer, key, "seller")
     return case

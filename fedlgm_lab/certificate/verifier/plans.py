@@ -192,7 +192,7 @@ class Plan:
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
-    """A plan from its text, which has this SHA-256 and is for a model of so many layers.
+    """The plan in a text with the SHA-256 `named`, for a model of `layers` layers.
 
     Raises:
         Refused: the text has another SHA-256, or is not a plan.

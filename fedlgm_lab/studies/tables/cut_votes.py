@@ -1,7 +1,7 @@
 """Whether clients vote for the cut of their updates that trains the better model.
 
-The settings are those of `water_filling` and `real_models`, whose runs tell which cut is better.
-The votes are those of the first round, with hardly any noise.
+The settings come from `water_filling` and `real_models`, whose runs show which cut is better. The
+votes are taken in the first round, with hardly any noise.
 """
 
 from __future__ import annotations

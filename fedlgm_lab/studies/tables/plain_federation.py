@@ -1,5 +1,6 @@
-"""The recipe `fashion-mnist` in plain torch, for comparison with the simulator, from which it takes
-only the arrays of FashionMNIST and the noise multiplier.
+"""The recipe `fashion-mnist` in plain torch, for comparison with the simulator.
+
+Only the arrays of FashionMNIST and the noise multiplier are taken from the simulator.
 """
 
 from __future__ import annotations

@@ -115,9 +115,9 @@ def figures_by_rule(store: Kept) -> dict[str, pd.DataFrame]:
 
 
 def agreement_of_halves(figures: pd.DataFrame) -> float:
-    """Mean rank correlation of a setting's figures between two halves of its seeds, which says how
-    sure their order is. If there are more than a thousand divisions, a thousand random ones are
-    used.
+    """Mean rank correlation of a setting's figures between two halves of its seeds, as a measure of
+    how certain their order is. If there are more than a thousand divisions, a thousand random ones
+    are used.
 
     NaN if there are no two halves, or if rules are equal in one half.
     """

@@ -89,8 +89,8 @@ def recipes(study: StudyFile) -> Iterator[tuple[str, Recipe]]:
 def predict(recipe: Recipe) -> dict[str, float]:
     """Scores of the rules; empty if `recommend` refuses.
 
-    The public examples are the public half of the digits, which have few test examples, and the
-    test examples of the other sets.
+    For the digits, which have few test examples, the public examples are the public half. For the
+    other sets they are the test examples.
     """
     found = data.load(recipe.data.name)
     given: dict[str, Any] = {"public": "test", "data": found}
