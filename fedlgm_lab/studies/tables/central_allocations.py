@@ -1,8 +1,8 @@
 """Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven
 epsilon of 3.
 
-All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search
-(learning rate, on a separate seed) and is then run on other seeds.
+The runs train the CNN with 26,010 parameters on all 60,000 examples of FashionMNIST. Every cell
+gets the same search (learning rate, on a separate seed) and is then run on other seeds.
 """
 
 from __future__ import annotations

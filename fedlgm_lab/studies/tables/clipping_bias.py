@@ -45,8 +45,9 @@ def jobs(study: str) -> list[Job]:
 
 
 def measure_bias(job: Job, store: Kept) -> Row:
-    """The bias in one training. Studies share runs with equal settings, and the seeds of these
-    runs.
+    """The bias in one training.
+
+    Runs with equal settings in several studies have the same seed, and are measured once.
     """
     for row in store.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}

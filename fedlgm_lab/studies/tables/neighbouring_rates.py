@@ -96,7 +96,7 @@ def measure(store: Kept) -> None:
     """Measure nothing, since the runs belong to another study.
 
     Raises:
-        ConfigError: there are none in the folder.
+        ConfigError: the folder has no such runs.
     """
     if not store.rows:
         raise ConfigError("neighbouring-rates reads other runs: fedlgm study noise-and-split")

@@ -298,7 +298,7 @@ def measure(store: Values) -> None:
     """Keep the outcome that is asked for.
 
     Raises:
-        ConfigError: the folder of results has no outcomes, or the study's folder has none.
+        ConfigError: the folder of results has no outcomes, or the study's folder has no outcome.
     """
     if "keep" in store.settings:
         keep(Path(store.settings["keep"]), store.folder)

@@ -50,7 +50,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
 
 
 def measure(store: Kept) -> None:
-    """All settings; "heart" if its folder is given."""
+    """Measure all settings; "heart" only if its folder is given."""
     heart = store.settings.get("heart")
     of_heart = None if heart is None else hospitals(Path(heart))
     for group in settings(NAME)["groups"]:

@@ -15,7 +15,8 @@ PLACE = ("data", "epsilon", "clients", "layer sizes")
 
 
 def map_table(folder: Path) -> str:
-    """A row for each study and network: accuracy of flat clipping, and each rule's difference.
+    """A row for each study and network: accuracy of flat clipping, and each rule's difference from
+    it.
 
     Args:
         folder: kept results; studies that were not run have no rows.

@@ -203,7 +203,7 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
         store: the kept runs.
         maker: name of the maker.
         run: (recipe, changes, seed) -> figures of a run; default: `store.figures`.
-        name: columns of rows.
+        name: values of columns that the rows must have.
     """
     content = settings(maker)
     listed = []

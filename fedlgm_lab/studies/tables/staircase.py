@@ -1,9 +1,9 @@
 """Staircase noise in two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
-Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of
-one sensitivity, at a fraction gamma of it. It uses only the query's global l1 sensitivity. In
-contrast, i.n.i.d. Laplace noise uses one sensitivity per coordinate, so it can have a smaller error
-(i.n.i.d. noise paper, section V-D and Table II).
+Its density is constant on shells of the l1 norm and drops by the factor e^-epsilon once in every
+interval of one sensitivity, at the fraction gamma of the interval. It uses only the query's global
+l1 sensitivity. In contrast, i.n.i.d. Laplace noise uses one sensitivity per coordinate, so it can
+have a smaller error (i.n.i.d. noise paper, section V-D and Table II).
 
 Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one
 dimension); Geng, Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two
