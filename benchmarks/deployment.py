@@ -125,7 +125,7 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
 
 
 def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
-    """The same number of rounds through the nodes' services."""
+    """Figures of the same number of rounds through the nodes' services."""
     before = _cpu(folder)
     result, seconds = _timed(folder, recipe)
     lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
@@ -305,7 +305,9 @@ def measure(
 
 
 def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
-    """Rounds under distributed and under local trust, in turn on the same nodes."""
+    """Figures of rounds under distributed and under local trust, which alternate on the same
+    nodes.
+    """
     shares = [f"distributed.threshold={2 * nodes // 3 + 1}", f"distributed.colluders={nodes // 10}"]
     usual = [
         f"federation.clients={nodes}",
@@ -420,7 +422,8 @@ def main() -> None:
     parser.add_argument(
         "--nodes",
         type=int,
-        help="3; with --resnet18 and --distributed, 10; with --as-simulated, 30",
+        help="number of nodes; default: 3, or 10 with --resnet18 or --distributed, or 30 with "
+        "--as-simulated",
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
@@ -440,7 +443,7 @@ def main() -> None:
     parser.add_argument(
         "--resnet18",
         action="store_true",
-        help="ResNet-18, two examples for each node, instead of a small network",
+        help="train ResNet-18 on two examples for each node, instead of a small network",
     )
     parser.add_argument(
         "--distributed",

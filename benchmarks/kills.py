@@ -61,7 +61,8 @@ _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("distributed.threshold={nodes}", "distributed.colluders=1", "privacy.epsilon=2.0"),
     ),
 }
-_START_S, _ROUND_S = 12.0, 4.0  # until the first round ends, and each later one, at most
+# longest time until the first round ends, and longest time of each later round
+_START_S, _ROUND_S = 12.0, 4.0
 _LONGEST_S = 400.0  # longest time of one command
 _REPEATS = 5  # most repeats of a command, by which the run must have ended
 _WAIT = "wait for it"  # a command's advice while another process works on the run
@@ -126,7 +127,9 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
 
 
 def kill(trusts: Sequence[str], numbers: range, nodes: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of kills in one deployment, whose nodes answer these trusts in turn."""
+    """The outcomes of kills in one deployment, whose nodes answer runs under these trusts in
+    turn.
+    """
     place = Path(tempfile.mkdtemp(prefix="kills"))
     policy = {"trust": [*trusts], "epsilon": 1e4}
     example = recipes.load("nodes", _settings(_OF_NODES, nodes))

@@ -1,6 +1,6 @@
 """The first private result of seven newcomers: `python -m benchmarks.newcomers [--write]`.
 
-Each newcomer begins in an empty folder with a built environment, on a page of the documentation.
+Each newcomer begins with an empty folder, an installed environment and a page of the documentation.
 Commands and code are read from that page. Lines that the newcomer writes are counted; copied lines
 are not. The time ends with the command that prints the first epsilon.
 """

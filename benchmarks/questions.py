@@ -4,8 +4,8 @@
 A real service answers over its socket: `fedlgm node serve`, with the processes that train and
 account. Each round asks a new question, which is admitted, priced, charged on disk, trained,
 bounded and noised. It then asks the same question again and gets the kept answer. The model is
-logistic regression, so that nearly all of the time is the service's. The long ledger has 10,000
-releases of 100 distinct example-level plans. The two services answer in turn.
+logistic regression, so that nearly all of the time is spent in the service. The long ledger has
+10,000 releases of 100 distinct example-level plans. The two services answer in turn.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def federation(
             ray_address=address,
             progress=lambda row: peaks.append(peak_megabytes()) if row["round"] % 5 == 0 else None,
         )
-        rows = RunFolder(run).rows(private=True)  # how long rounds took is the operator's to know
+        rows = RunFolder(run).rows(private=True)  # only private rows have seconds
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
 
 
@@ -287,10 +287,10 @@ def two_nodes(rounds: int) -> dict[str, Any]:
 
 
 def object_stores() -> dict[str, Any]:
-    """Seconds of a round on two Ray nodes with small object stores.
+    """Seconds of a round on two Ray nodes with object stores of several sizes.
 
-    In one group of runs a store holds a part of a round's 280 MB of sums. In the other, one sum is
-    larger than a store.
+    In one group of runs a round has 280 MB of sums. In the other group one sum is larger than the
+    smallest store.
     """
     wide = {"clients": 2000, "cohort": 1000, "model": WIDE, "rounds": 7, "nodes": 2}
     larger = {"clients": 100, "cohort": 40, "model": WIDER, "rounds": 5, "nodes": 2}

@@ -78,7 +78,9 @@ def plain(
 
 
 def typical(assembly: Assembly, count: int) -> list[ClientTask]:
-    """Clients of middle size that have data, with the layers that the first plan trains."""
+    """`count` clients from the median number of examples upwards, with the layers that the first
+    plan trains.
+    """
     source, keys = (
         PartitionedSource(*assembly.data.division),
         KeyRing.from_seed(0),

@@ -1,10 +1,11 @@
 """LoRA of models of GPT-2's kind (random weights) on a GPU, with a bound and noise for each adapter:
 private rounds and private steps beside bare loops.
 
-1,000 clients with 8 sequences of 64 random tokens each, 20 clients a round, one epoch in batches of
-8 by SGD. Rank 8 on the attention's input projection: 294,912 trained parameters of 124 million. The
-bare loop trains the same clients one after another and averages the adapters, without bounds and
-noise. A private step bounds the gradient of each sequence; the plain step is SGD by autograd.
+There are 1,000 clients with 8 sequences of 64 random tokens each. In each round 20 clients train
+for one epoch in batches of 8 by SGD. The adapters have rank 8 and belong to the attention's input
+projection: 294,912 trained parameters of 124 million. The bare loop trains the same clients one
+after another and averages the adapters, without bounds and noise. A private step bounds the
+gradient of each sequence; the plain step is SGD by autograd.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise.draws import Family
 
-COPY_TARGET = 1.3  # bounded sum over a copy that moves the same bytes, from 11 M parameters
+# Time of a bounded sum over the time of a copy that moves the same bytes, from 11 M parameters.
+COPY_TARGET = 1.3
 # Time of a loop over the layers, over the time of a bounded sum, for ResNet-152 and one client.
 LOOP_TARGET = 4.0
 
@@ -130,8 +131,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     }
     loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
     row |= {
-        # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for
-        # the host.
+        # The loop's `device_ms` is left out: thousands of launches do not fit into the queue, so
+        # the device waits for the host.
         "torch_loop_elapsed_ms": loop["elapsed_ms"],
         "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
     }

@@ -1,9 +1,9 @@
 """Gradient inversion, which reconstructs a client's images from its update.
 
 Two attacks work together. If the first layer is linear with a bias and the client has one image,
-every row of its update is a multiple of this image, and division gives the image exactly (Zhu and
-Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other case
-candidate images are optimised until local training on them moves the weights in the observed
+every row of the layer's update is a multiple of this image, and division gives the image exactly
+(Zhu and Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other
+case candidate images are optimised until local training on them moves the weights in the observed
 direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4).
 Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
 gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The

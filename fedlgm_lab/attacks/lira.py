@@ -110,7 +110,8 @@ def likelihood_ratios(
         shadows: confidence logits of the shadow models, [S, n].
         membership: examples on which each shadow model was trained, bool [S, n].
         online: whether shadow models trained on the example are used.
-        shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
+        shared_variance: whether all examples share one variance; by default they do if there are
+            fewer than 64 shadow models.
 
     Raises:
         ConfigError: the shapes differ, or an example has fewer than two models on a side that is
@@ -153,7 +154,7 @@ def pooled(
 
     Raises:
         ConfigError: scores and membership have different shapes, the models do not come in pairs,
-            or there are fewer than four.
+            or there are fewer than four models.
 
     Example:
         >>> membership = random_halves(examples=20, models=4)

@@ -17,8 +17,8 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
     """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score
     means "member".
 
-    "loss" is minus the cross-entropy. "confidence" is the largest probability and "entropy" minus
-    the entropy of the prediction; neither needs a label. "modified-entropy" is minus the entropy
+    "loss" is minus the cross-entropy. "confidence" is the largest probability. "entropy" is minus
+    the entropy of the prediction. These two need no label. "modified-entropy" is minus the entropy
     that uses the label (Song and Mittal, equation 8).
 
     Args:

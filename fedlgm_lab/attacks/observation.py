@@ -27,7 +27,7 @@ class Observation:
         layers: the model's layers.
         update: observed update, float32 [D]; zero in layers that the attacker does not see.
         sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in
-            the clear, infinite for one that is not seen.
+            the clear, infinite for a layer that the attacker does not see.
 
     Raises:
         ConfigError: `update` or `sigma` does not fit the layers.

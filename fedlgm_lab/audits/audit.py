@@ -43,11 +43,11 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. It takes
-            the probe for noise in shares, because exact samples of this noise are slow, and a
-            distinguisher elsewhere. "probe" is deterministic; "distinguisher" tries one release
-            many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method
-            is registered (`register`) or named as "package.module:name".
+        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. For noise
+            in shares it takes the probe, because exact samples of this noise are slow. In all other
+            cases it takes a distinguisher. "probe" is deterministic; "distinguisher" tries one
+            release many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's
+            method is registered (`register`) or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this
             probability; see `audits.level`.
         trials: releases of each population, for the distinguisher.
@@ -55,7 +55,7 @@ class Audit:
         seed: seed of the audit, including its noise; None draws it from the operating system.
 
     Raises:
-        ConfigError: the method is unknown, or the confidence out of range.
+        ConfigError: the method is unknown, or the confidence is out of range.
     """
 
     method: str = "auto"

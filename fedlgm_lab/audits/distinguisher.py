@@ -34,9 +34,7 @@ Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
 _CERTAIN = 1e6  # log-likelihood ratio of a vector that only one population can release
-_PER_COORDINATE = (
-    16  # trials from which a row of the covariance of everything released is estimated
-)
+_PER_COORDINATE = 16  # least number of trials per released number, to estimate a covariance
 
 
 # -- mechanisms --------------------------------------------------------------------------------------------------------

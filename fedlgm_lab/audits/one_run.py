@@ -64,8 +64,8 @@ def audit_record(
     check_known("method for a run", method, Method)
     if record.presence != "run":
         raise ConfigError(
-            f"{method} needs canaries that are in or out of the whole run; these have a coin per "
-            "round"
+            f"{method} needs canaries that are in or out of the whole run; these canaries "
+            "have a coin for each round"
         )
     return _audit_run(record, reported, confidence)
 

@@ -133,8 +133,9 @@ class Subject:
                 local trust.
             epsilon: budget of the run.
             delta: its delta.
-            rounds: its rounds; None for a few, or for one if only single releases can be audited
-                (Laplace noise, no noise, variants that are not private).
+            rounds: number of rounds of the run. None stands for a few rounds, or for one round if
+                only single releases can be audited (Laplace noise, no noise, variants that are not
+                private).
             rate: Poisson sampling rate.
             layers: layers of the model; by default three of very different sizes.
             options: options of the mechanism.

@@ -12,7 +12,7 @@ audit uses one of two bounds on the noise:
   whole effect on the run. This bound is the adversary's best test and valid for any Gaussian noise.
   For a sound run it is used only if the check failed by chance, so it takes no share of the level.
 
-Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the
+Each is a lower bound on the signal-to-noise ratio over the planned ratio. The audit reports the
 epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling
 follow the schema.
 """
@@ -87,8 +87,8 @@ def audit_whole_run(
 def run_epsilon(
     run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False
 ) -> float:
-    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst
-    group.
+    """Epsilon of a run whose noise is the plan's noise divided by `ratio`, for a client in the
+    worst group.
 
     Args:
         run: the run.
@@ -148,7 +148,7 @@ class View:
     Attributes:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: their means by the plan, [T, m, K].
-        orientation: sign of each canary's contributions, 0 for one that never takes part, [m].
+        orientation: sign of each canary's contributions, 0 for a canary that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
         energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not
@@ -274,8 +274,8 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which the noise was observed completely. Without such rounds, the
-    noise of the canaries' sums.
+    """The noise of the rounds in which the noise was observed completely. If there are no such
+    rounds, it is the noise of the canaries' sums.
     """
     complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if complete.any():

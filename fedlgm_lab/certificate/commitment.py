@@ -79,7 +79,9 @@ class Commitment:
 
     @property
     def statement(self) -> dict[str, str]:
-        """What a settled commitment makes public: the commitment, and the beacon with its source."""
+        """The public values of a settled commitment: the commitment, and the beacon with its
+        source.
+        """
         raw = self._read()
         public = {name: raw[name] for name in ("beacon", "by", "signature")}
         return {"commitment": self.commitment} | public

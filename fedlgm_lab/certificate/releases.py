@@ -78,7 +78,7 @@ class ReleaseLog:
     def begin(
         self, owner: str, module: nn.Module, layers: LayerTable, noise: dict[str, Any] | None
     ) -> None:
-        """Write the start of the chain, or check that the one on disk has the same content.
+        """Write the start of the chain, or check that the start on disk has the same content.
 
         Args:
             owner: identity of the ledger.

@@ -94,8 +94,8 @@ def recommend(
 
     with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the
     noise of layer l and q N the expected cohort. Scores are ratios to the score of the flat
-    Gaussian mechanism at the same bound. They assume that each rule gets its own server learning
-    rate. docs/results/recommend.md compares predictions with runs.
+    Gaussian mechanism at the same bound. They assume that each rule has a server learning rate of
+    its own. docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.

@@ -185,7 +185,7 @@ class Examples(Units):
         self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`; steps are on sums bounded as a whole, as in DP-SGD."""
+        """See `Units`; as in DP-SGD, steps use sums of gradients that are bounded as a whole."""
         clip = FlatClip(bound_of(self.assembly))
         sums = (
             self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows

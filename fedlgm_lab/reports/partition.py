@@ -19,9 +19,9 @@ class PartitionReport(TypedDict):
     """A recipe's partition.
 
     Attributes:
-        recipe, scheme, clients, classes: the data that are divided, and how.
+        recipe, scheme, clients, classes: the divided data, and the form of the division.
         sizes: min, median and max of the number of examples per client; "empty" is the number of
-            clients without any.
+            clients without examples.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
     """

@@ -102,7 +102,7 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
 
     Args:
         figure: made by `drawing`.
-        dark: whether it changes with the reader's colour scheme.
+        dark: whether the image changes with the reader's colour scheme.
     """
     buffer = io.StringIO()
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]

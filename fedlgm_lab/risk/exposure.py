@@ -288,7 +288,7 @@ def public_bias_weights(
 
     Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public
     examples. The weights minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative
-    ones are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
+    weights are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
     public form of the paper's weights for convergence.
 
     Args:
@@ -322,8 +322,9 @@ def public_bias_weights(
 def _representations(
     module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing
 ) -> dict[str, Tensor]:
-    """Standardised outputs of every layer with trained parameters, of all its calls side by side,
-    [n, features].
+    """Standardised outputs of every layer with trained parameters, [n, features].
+
+    If a layer is called several times, the outputs of all calls are concatenated.
     """
     table = LayerTable.from_module(module)
     features: dict[str, list[Tensor]] = {name: [] for name in table.names}

@@ -39,7 +39,7 @@ from simulations.config.validation_messages import in_section
 from simulations.progress import OnProgress
 
 Errors = Literal["held-out", "training"]
-_BIASED = 500  # public examples that the weights for convergence are computed on
+_BIASED = 500  # largest number of public examples for the weights for convergence
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Checked(Difference):
         p_holm: p-value of the claim or of its contrary, adjusted for the number of the study's
             claims.
         outcome: see `check`.
-        needed: number of seeds that would decide; None if none is known.
+        needed: number of seeds that would decide the claim; None if it is not known.
         evidence: the figures of both sides, with their seeds.
     """
 
@@ -170,7 +170,8 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 def count_once(checked: Sequence[Checked]) -> list[Checked]:
     """The claims, except claims for which another claim has all of their runs.
 
-    A paper's table and figure can have runs in common; a claim about both counts once.
+    A paper's table and figure can have runs in common; a claim about the table and the figure
+    counts once.
 
     Example:
         >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)

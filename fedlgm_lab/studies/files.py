@@ -98,7 +98,7 @@ class StudyFile(BaseModel):
 
 
 def _spread(claim: Any, grid: Mapping[str, Any]) -> list[Any]:
-    """A claim at each value of the grid's key that it names as `each`."""
+    """One claim for each value of the grid's key that the claim names as `each`."""
     if not isinstance(claim, Mapping) or "each" not in claim:
         return [claim]
     rest = dict(claim)
@@ -119,7 +119,7 @@ class Elsewhere(BaseModel):
         title: title in one line.
         paper: the paper's table or figure.
         command: the command that makes it; empty if there is none.
-        why: the reason if there is no command.
+        why: reason why there is no command; empty if there is one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -208,8 +208,8 @@ def load(study: str) -> StudyFile:
     """A bundled study, or one in a file.
 
     Raises:
-        ConfigError: there is no such study, the file is not TOML, names nothing to run, or has an
-            unknown key.
+        ConfigError: there is no such study, the file is not TOML, it names nothing to run, or it
+            has an unknown key.
 
     Example:
         >>> load("004-table-2").recipe

@@ -258,7 +258,7 @@ def name_of(value: Any) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a frame's value is None or NaN, as where a key means nothing for a method."""
+    """Whether a frame's value is None or NaN, as for a key that does not affect a method."""
     return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
 
 

@@ -22,12 +22,12 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class Case:
-    """A claim with what its runs give.
+    """A claim with the figures of its runs.
 
     Attributes:
         claim: the claim.
         differences: the claim's difference, or the differences between neighbours in a ranking.
-        margin: largest difference that counts as level; 0 if none does.
+        margin: largest difference that counts as level; 0 if no difference does.
         complete: whether both sides have a figure for every seed. Runs that diverge or fail are not
             a random sample, so the other seeds decide nothing.
     """

@@ -56,7 +56,7 @@ class Score(ABC):
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """The score of a run; not finite for a run that is worse than all others.
+        """The score of a run; it is not finite for a run that counts as worse than all other runs.
 
         Args:
             summary: summary of the run.

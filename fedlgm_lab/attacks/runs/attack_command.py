@@ -41,7 +41,9 @@ PictureOption = Annotated[
 ]
 ExamplesOption = Annotated[
     int | None,
-    typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted)."),
+    typer.Option(
+        help="Number of examples of the attacked recipe; fewer examples lead to more overfitting."
+    ),
 ]
 UnitOption = Annotated[
     str, typer.Option(help="Unit of membership: example, or client (all of its examples).")
@@ -94,9 +96,7 @@ def lira(
 def inversion(
     target: TargetArgument = None,
     victims: Annotated[int, typer.Option(help="Number of clients to attack.")] = 3,
-    images: Annotated[
-        int, typer.Option(help="Images per client; each client keeps only this many.")
-    ] = 1,
+    images: Annotated[int, typer.Option(help="Number of images that each client keeps.")] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,

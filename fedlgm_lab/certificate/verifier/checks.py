@@ -44,7 +44,7 @@ def check_claim(case: Case) -> None:
     """Check 3: the words and figures of the claim follow from recipe and plans."""
     claim, first = case.claim, case.plans[0]
     for name, right in words_of(case.recipe, case.plans).items():
-        problem = f"the claim says {name} = {claim[name]!r}, but the run's is {right!r}"
+        problem = f"the claim says {name} = {claim[name]!r}, but the run has {right!r}"
         must(3, claim[name] == right, problem)
     protected = f"the plans protect one {first.unit} under {first.trust} trust"
     must(3, (claim["unit"], claim["trust"]) == (first.unit, first.trust), protected)
@@ -84,7 +84,7 @@ def check_plans(case: Case) -> None:
         stated = size  # the number of the data's examples, which no recipe states
         batch = case.recipe["training"]["batch_size"]
         divides = taken or math.isclose(first.sampling.expected, batch, rel_tol=1e-9)
-        must(5, divides, "the plans divide by another batch than the recipe's")
+        must(5, divides, "the plans divide by another batch size than the recipe states")
     else:
         stated = federation["clients"]
     planned = (size, taken) == (stated, federation.get("participations"))
@@ -134,7 +134,7 @@ def check_events(case: Case) -> None:
 
 
 def check_texts(events: dict[str, str]) -> None:
-    """Refuse texts of events that do not have their hash, or have another form."""
+    """Refuse a text of an event that does not have the stated hash, or that has another form."""
     for name, text in events.items():
         named = hash_of(text) == name
         must(6, named, f"event {name[:8]} has another text than its hash says")
@@ -321,7 +321,7 @@ def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: 
 
 
 def require_signer(signer: str, key: str | None, who: str) -> None:
-    """Refuse the outcome that a certificate holds if the caller has not said who must have signed.
+    """Refuse to state that a certificate holds if the caller has not named who must have signed it.
 
     Raises:
         NotCheckable: the caller named no key.

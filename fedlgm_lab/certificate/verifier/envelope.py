@@ -118,7 +118,7 @@ _ENVELOPE = {
 
 
 def write_json(value: Any) -> bytes:
-    """The text that plans and events have: Python's JSON, without NaN and infinity."""
+    """The text of a plan or event: Python's JSON, without NaN and infinity."""
     return json.dumps(value, allow_nan=False).encode()
 
 

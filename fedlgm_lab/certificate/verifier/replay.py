@@ -29,7 +29,7 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
 
     Raises:
         Refused: the file has other tensors, or tensors of other sizes.
-        NotCheckable: it is not a safetensors file, or is not in float32.
+        NotCheckable: the file is not a safetensors file, or is not in float32.
     """
     try:
         tensors = dict(deserialize(data))
