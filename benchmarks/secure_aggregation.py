@@ -4,8 +4,8 @@
 All nodes of a round run in this process, one after the other, with their stores on disk and no
 transport. The benchmark reports the processor time of each step per node and round, as a mean over
 all nodes. It also reports the bytes that one node sends and receives. This node stays to the end;
-its messages are JSON, with the vector as raw words. One node in ten drops out after sharing its
-secrets, and the server removes the masks of this node. The time to make the vector (training,
+its messages are JSON, with the vector as raw words. One in ten nodes drops out after sharing its
+secrets, and the server removes the masks of these nodes. The time to make the vector (training,
 rounding, noise) is not included: `mask` starts from the words.
 
 `--large` measures nodes of cohorts with hundreds of members, on a ring of neighbours and without

@@ -1,10 +1,10 @@
 """LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P
 2022).
 
-Shadow models are trained with and without every example. Their confidences on an example follow one
-normal law for the models that saw the example, and another for the models that did not. The online
-attack compares the attacked model's confidence with both laws. The offline attack uses only the
-second law.
+Shadow models are trained with and without every example. Their confidences on an example are
+described by one normal law for the models that saw the example, and by another for the models that
+did not. The online attack compares the attacked model's confidence with both laws. The offline
+attack uses only the second law.
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])

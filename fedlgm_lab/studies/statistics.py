@@ -219,7 +219,7 @@ def interval(values: Any) -> tuple[float, float]:
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of a family of tests, adjusted by Holm's step-down procedure.
 
-    If every test with an adjusted value below 0.05 is rejected, the probability of any false
+    If every hypothesis with an adjusted value below 0.05 is rejected, the probability of any false
     rejection is at most 0.05, under any dependence between the tests (Holm 1979).
 
     Args:

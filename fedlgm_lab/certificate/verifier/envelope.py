@@ -125,7 +125,9 @@ def write_json(value: Any) -> bytes:
 def read_json(
     data: bytes, check: int, what: str, write: Callable[[Any], bytes] = rfc8785.dumps
 ) -> Any:
-    """The value of a JSON text that must equal what `write` makes of it, by default by RFC 8785.
+    """The value of a JSON text, which must equal the text that `write` makes of this value.
+
+    The default form is RFC 8785.
 
     Raises:
         Refused: the text has another order of keys, white space, a duplicate key, or a number that
