@@ -86,7 +86,7 @@ def accounts(_: int) -> dict[str, float]:
         for round in range(100, 100 + ROUNDS):
             ledger.charge(event, round=round, key=str(round))
         started = time.perf_counter()
-        ledger.epsilon(1e-7)  # once: later calls remember the composition
+        ledger.epsilon(1e-7)  # called once: the ledger remembers the result
         return {"charge_seconds": charge, "epsilon_seconds": time.perf_counter() - started}
 
 

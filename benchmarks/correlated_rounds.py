@@ -1,11 +1,14 @@
 """Times of correlated noise: `python -m benchmarks.correlated_rounds` (a section of
 docs/results/data/correlated.md).
 
-* processor milliseconds of a round's noise with 10 bands over those of independent noise, one core,
-  and the memory kept; beside them those of one batch of 32 examples on a client, and the whole
-  round of ten clients with ten batches each, as their sum;
-* processor seconds of whole rounds of `fashion-mnist` with either noise, one core (`--rounds 0`
-  skips them).
+All times are processor time on one core.
+
+* Milliseconds of a round's noise: independent noise, noise with 10 bands, and their ratio. The
+  memory that the correlated noise keeps is also reported.
+* For comparison, milliseconds of one batch of 32 examples on a client. The time of a whole round is
+  computed from these times, for ten clients with ten batches each.
+* Seconds of whole rounds of `fashion-mnist` with independent and with correlated noise (`--rounds
+  0` skips them).
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ Row = dict[str, Any]
 
 
 def noise_cost(repeats: int) -> list[Row]:
-    """A whole release (drawing, correlating, adding, rounding) per round, once the past is as long
-    as it gets.
+    """Cost of a round's whole release: drawing, correlating, adding and rounding.
+
+    The timed rounds come after `BANDS` rounds, when the buffer of past noise is full.
     """
     rows = []
     for name, (kind, shape) in MODELS.items():
@@ -117,8 +121,11 @@ def _releases(layers: LayerTable, noise: Correlation | None) -> Callable[[], Non
 
 
 def whole_rounds(rounds: int) -> Row:
-    """Rounds of `fashion-mnist` (500 clients in groups that take turns, 50 a round) in this
-    process, taken in turn.
+    """Seconds of rounds of `fashion-mnist` with independent and with correlated noise, in this
+    process.
+
+    A run has 500 clients in groups that take turns, and 50 clients in each round. The rounds of the
+    two runs alternate.
     """
     from fedlgm_lab.studies.tables.in_process import served
 

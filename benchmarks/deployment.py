@@ -1,17 +1,21 @@
 """Real nodes on this machine beside Flower's plain FedAvg app:
 `python -m benchmarks.deployment --json`.
 
-Both run on the same kind of deployment (TLS, authentication, one SuperNode per node) and are taken
-in turn. Flower's app does the minimum: its ClientApp returns the arrays that it was sent, slightly
-changed, without torch and without training; fedlgm's nodes train, bound, noise, charge and sign.
-Reported: seconds per round after the first, the processor time that a message takes on the node
-(Flower: its ClientApp process; fedlgm: executor and service), bytes on the wire as Flower counts
-them, and the ledger's time per charge.
+Both run on the same kind of deployment (TLS, authentication, one SuperNode per node), and they
+alternate. Flower's app does the minimum: its ClientApp changes the received arrays slightly and
+returns them, without torch and without training. fedlgm's nodes train, bound, noise, charge and
+sign. The benchmark reports:
 
-With `--distributed`: secure sums beside local trust, on the same ten nodes in turn; a network of
-26,010 parameters. With `--as-simulated`: a run of the recipe `distributed-digits` on thirty real
-nodes whose noise has the simulation's seed, beside the simulation; and the memory of each kind of
-process.
+* seconds per round after the first;
+* the processor time that a message takes on the node (Flower: its ClientApp process; fedlgm:
+  executor and service);
+* bytes on the wire as Flower counts them;
+* the ledger's time per charge.
+
+`--distributed` compares secure sums with local trust. The two alternate on the same ten nodes, with
+a network of 26,010 parameters. `--as-simulated` compares a run of the recipe `distributed-digits`
+on thirty real nodes with its simulation. The nodes' noise has the simulation's seed. This option
+also reports the memory of each kind of process.
 """
 
 from __future__ import annotations
@@ -121,7 +125,7 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
 
 
 def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
-    """The same number of rounds through the nodes' services."""
+    """Figures of the same number of rounds through the nodes' services."""
     before = _cpu(folder)
     result, seconds = _timed(folder, recipe)
     lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
@@ -144,14 +148,14 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
 
 
 def _timed(folder: DeploymentFolder, recipe: recipes.Recipe) -> tuple[RunSummary, list[float]]:
-    """A new run's summary, and the seconds of its rounds; the first also has what comes before
-    it.
+    """A new run's summary, and the seconds of its rounds; the first round includes the start of the
+    run.
     """
     ends = [time.time()]
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        if line.startswith("round "):  # said when a round is over, its model stored
+        if line.startswith("round "):  # printed after the round's model is stored
             ends.append(time.time())
 
     return submit.run(folder, recipe, fresh=True, say=say), np.diff(ends).tolist()
@@ -232,8 +236,9 @@ def charge_times(count: int = 500) -> dict[str, float]:
 def measure(
     nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float
 ) -> dict[str, Any]:
-    """Both in turn on separate deployments, one running at a time; no repeat starts that would not
-    end in time.
+    """Figures of both apps on separate deployments. They alternate, and one runs at a time.
+
+    A repeat starts only if it would probably end within `minutes`.
     """
     started, longest = time.monotonic(), 0.0
     usual = [
@@ -300,7 +305,9 @@ def measure(
 
 
 def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
-    """Rounds under distributed and under local trust, in turn on the same nodes."""
+    """Figures of rounds under distributed and under local trust, which alternate on the same
+    nodes.
+    """
     shares = [f"distributed.threshold={2 * nodes // 3 + 1}", f"distributed.colluders={nodes // 10}"]
     usual = [
         f"federation.clients={nodes}",
@@ -314,8 +321,9 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
     own = {"local": ["privacy.trust=local", "distributed=none"], "distributed": shares}
 
     def recipe(name: str, repeat: int) -> recipes.Recipe:
-        """Another initial model for each repeat: nodes do not train again for a question that they
-        have answered.
+        """The recipe of a repeat, with an initial model of its own.
+
+        Nodes do not train again for a question that they have already answered.
         """
         return recipes.load("distributed-digits", [*usual, *own[name], f"model.seed={repeat}"])
 
@@ -348,8 +356,8 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
 
 
 def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any]:
-    """Whether real nodes and the simulation give one model under distributed trust, and the memory
-    of the processes.
+    """Whether real nodes and the simulation give the same model under distributed trust, and the
+    memory of the processes.
     """
     usual = [
         f"federation.rounds={rounds}",
@@ -414,7 +422,8 @@ def main() -> None:
     parser.add_argument(
         "--nodes",
         type=int,
-        help="3; with --resnet18 and --distributed, 10; with --as-simulated, 30",
+        help="number of nodes; default: 3, or 10 with --resnet18 or --distributed, or 30 with "
+        "--as-simulated",
     )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=2)
@@ -422,21 +431,27 @@ def main() -> None:
         "--minutes",
         type=float,
         default=float("inf"),
-        help="begin no repeat that would not end by then",
+        help="start a repeat only if it would end within these minutes",
     )
     parser.add_argument(
-        "--set", action="append", default=[], dest="overrides", help="of the recipe `nodes`"
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="section.key=value of the recipe `nodes`",
     )
     parser.add_argument(
         "--resnet18",
         action="store_true",
-        help="ResNet-18, two examples for each node, instead of a small network",
+        help="train ResNet-18 on two examples for each node, instead of a small network",
     )
     parser.add_argument(
-        "--distributed", action="store_true", help="distributed beside local trust, ten nodes"
+        "--distributed",
+        action="store_true",
+        help="compare distributed with local trust, on ten nodes",
     )
     parser.add_argument(
-        "--as-simulated", action="store_true", help="thirty real nodes beside the simulation"
+        "--as-simulated", action="store_true", help="compare thirty real nodes with the simulation"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

@@ -3,13 +3,14 @@
     python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds
     7] [--write]
 
-Every contender is a separate process with one torch thread; they take their steps in turn, so that
-all see the same machine. Times are CPU seconds of the process; ratios are to the plain step of the
-same turn. Two baselines: `plain` is SGD by autograd as users write it, `plain-best` the same with
-the micro-batch and the memory layout that are best for it. `-quiet` contenders add no noise;
-`-exact` ones neither, and sum in float64. `--write` keeps the figures in
-docs/results/example-level.json, beside those of other networks and contenders, and puts the tables
-on their page.
+Every contender is a separate process with one torch thread. The contenders take their steps in
+turn, so that changes of the machine's speed affect all equally. Times are CPU seconds of the
+process. A ratio is a step's time over the time of the plain step in the same turn. There are two
+baselines: `plain` is SGD by autograd as users write it, and `plain-best` is the same SGD with its
+fastest micro-batch and memory layout. Contenders with `-quiet` add no noise. Contenders with
+`-exact` add no noise and sum in float64. `--write` adds the figures to
+docs/results/example-level.json, which keeps the figures of other networks and contenders, and puts
+the tables on their page.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ UNKNOWN = (
     "transformer-32",
     "gpt2-lora-8",
 )  # networks that the compiled kernel does not know
-TIED = {"gru-64": {"opacus-ghost"}}  # contenders that take no layer that is called twice
+TIED = {"gru-64": {"opacus-ghost"}}  # contenders that do not support a layer that is called twice
 NAMES = {
     "d-cnn-256": "D-CNN 605k, 256",
     "mnist-cnn-64": "MNIST CNN 26k, 64",
@@ -100,7 +101,9 @@ class Process:
 
 
 def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
-    """Steps of all contenders in turn, after two that warm up."""
+    """Figures of all contenders, whose steps alternate; the first two turns warm up and do not
+    count.
+    """
     processes = [Process(network, name) for name in names]
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, dict[str, float]] = {}
@@ -127,7 +130,9 @@ def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
 def rows(
     results: Results, cell: Callable[[dict[str, Any]], str], names: list[str]
 ) -> list[list[str]]:
-    """A row of a table per network: a cell per contender; a dash where it was not measured."""
+    """A table's rows: one row per network and one cell per contender, with a dash for missing
+    figures.
+    """
     return [
         [NAMES[network], *(cell(found[name]) if name in found else "-" for name in names)]
         for network, found in results.items()
@@ -135,7 +140,7 @@ def rows(
 
 
 def times(results: Results, names: dict[str, str]) -> str:
-    """Medians of the ratios, with the least and the greatest."""
+    """Table of the ratios' medians, with the smallest and the largest ratio."""
 
     def cell(row: dict[str, Any]) -> str:
         ratios = row["ratios"]
@@ -145,7 +150,7 @@ def times(results: Results, names: dict[str, str]) -> str:
 
 
 def memory(results: Results) -> str:
-    """Peaks above the imports, and how much of them is code."""
+    """Table of the peak memory in addition to the imports' memory, and its part that is code."""
     names = {"plain": "plain"} | OURS | KERNEL | OPACUS
     cells = rows(
         results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names)
@@ -154,7 +159,7 @@ def memory(results: Results) -> str:
 
 
 def exact(results: Results) -> str:
-    """Cost of sums in float64: medians of the ratios of the same turns."""
+    """Table of the cost of sums in float64, as medians of ratios between steps of the same turn."""
     found = [
         [
             NAMES[network],

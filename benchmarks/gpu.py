@@ -2,12 +2,12 @@
 
     python -m benchmarks.gpu [--json] [--sweep] [--runs]
 
-Needs torch, numpy and scipy; for its kernels Triton, with a C compiler and Python's headers; for
-`--runs` the whole package with transformers and peft, FashionMNIST and, if it is to take part, pfl.
-Without a GPU it runs the checks and a round on small sizes and says so: in Triton's interpreter, if
-Triton is installed (that of Triton 3.6 needs NumPy < 2.4). A part that fails is named under
-"failures" (exit status 1) and does not stop the others; standard error shows each part's figures as
-soon as they are measured.
+The benchmark needs torch, numpy and scipy. Its kernels need Triton, a C compiler and Python's
+headers. `--runs` needs the whole package with transformers and peft, and FashionMNIST; pfl takes
+part if it is installed. Without a GPU the benchmark runs the checks and a round on small sizes, and
+says so. If Triton is installed, they run in Triton's interpreter (the interpreter of Triton 3.6
+needs NumPy < 2.4). A part that fails is named under "failures" (exit status 1) and does not stop
+the others; standard error shows each part's figures as soon as they are measured.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class Attempts:
         self.failures: list[str] = []
 
     def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """What `run(*arguments)` returns, or an empty dict; shown at once, in case the machine is
-        lost.
+        """The result of `run(*arguments)`, or an empty dict if it fails.
+
+        The result is printed at once, in case the machine is lost.
         """
         try:
             result = run(*arguments)
@@ -73,7 +74,7 @@ class Attempts:
 
 
 def without_gpu(attempt: Attempts) -> dict[str, Any]:
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"  # set before anything imports Triton
     cpu, small = torch.device("cpu"), [7, 1030, 1, 1201, 61]
     checks: dict[str, tuple[Any, ...]] = {"torch": (check_all, cpu, "torch", small)}
     if kernels.has_triton():
@@ -202,7 +203,7 @@ def main() -> int:
         help="also time other launch configurations, and compile every width of a round",
     )
     parser.add_argument(
-        "--runs", action="store_true", help="also whole runs, beside a bare loop and pfl"
+        "--runs", action="store_true", help="also measure whole runs, beside a bare loop and pfl"
     )
     options = parser.parse_args()
     attempt = Attempts()

@@ -4,15 +4,14 @@
 Nodes on this machine, six by default, answer runs under local, central and distributed trust in
 turn. In each run one process is killed (`kill -9`) at a random time of a random round: a service, a
 training process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or
-the command that follows the run.
-The benchmark then follows the command's advice: it starts again whatever has
-ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a command that has
-ended without a result.
-The model must be that of the same recipe's simulation. Every answer that a node has sent, by its
-service's log and by the server's records, must be a row of its ledger.
+the command that follows the run. The benchmark then follows the command's advice. It starts the
+processes that have ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a
+command that has ended without a result. The final model must equal the model of the same recipe's
+simulation. Every answer that a node has sent must be a row of the node's ledger. The answers are
+known from the log of the node's service and from the server's records.
 
-One line of JSON per kill, and a table of all of them. With the same --out a later call continues
-after the last one.
+The benchmark prints one line of JSON for each kill, and finally a table of all kills. A later call
+with the same --out continues after the last kill.
 """
 
 from __future__ import annotations
@@ -62,10 +61,11 @@ _RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("distributed.threshold={nodes}", "distributed.colluders=1", "privacy.epsilon=2.0"),
     ),
 }
-_START_S, _ROUND_S = 12.0, 4.0  # until the first round ends, and each later one, at most
-_LONGEST_S = 400.0  # of one command
-_REPEATS = 5  # of it, until the run must have ended
-_WAIT = "wait for it"  # said by a command while another process is at work on the run
+# longest time until the first round ends, and longest time of each later round
+_START_S, _ROUND_S = 12.0, 4.0
+_LONGEST_S = 400.0  # longest time of one command
+_REPEATS = 5  # most repeats of a command, by which the run must have ended
+_WAIT = "wait for it"  # a command's advice while another process works on the run
 _WAIT_S = 10.0
 _ADVICE = ("resumes", "continue", "deploy up", "again", _WAIT)
 _NAMES = {
@@ -75,17 +75,17 @@ _NAMES = {
     "flwr-serverapp": "run's server process", "command": "`deploy run`", "flwr": "`flwr` of `deploy run`",
 }  # fmt: skip
 _RELEASE = re.compile(r"round (\d+) of run '(.+)': (?:new|again) release (\d+),")
-_fork = multiprocessing.get_context("fork")  # so that a command spends no time on its imports
+_fork = multiprocessing.get_context("fork")  # a forked command spends no time on its imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit status is 1 if a run ended otherwise than it must."""
+    """Entry point; the exit status is 1 if a run did not end as it must."""
     parser = argparse.ArgumentParser(prog="benchmarks.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="number of kills, over all trusts")
     parser.add_argument("--trust", choices=[*_RECIPES], action="append", help="default: all three")
     parser.add_argument("--nodes", type=int, default=6, help="number of nodes")
     parser.add_argument("--seed", type=int, default=0, help="seed of processes and times")
-    parser.add_argument("--out", type=Path, help="file of the outcomes, which is continued")
+    parser.add_argument("--out", type=Path, help="file of the outcomes; the call continues it")
     options = parser.parse_args(arguments)
     out: Path | None = options.out
     known = [] if out is None or not out.is_file() else out.read_text().splitlines()
@@ -127,7 +127,9 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
 
 
 def kill(trusts: Sequence[str], numbers: range, nodes: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of kills in one deployment, whose nodes answer these trusts in turn."""
+    """The outcomes of kills in one deployment, whose nodes answer runs under these trusts in
+    turn.
+    """
     place = Path(tempfile.mkdtemp(prefix="kills"))
     policy = {"trust": [*trusts], "epsilon": 1e4}
     example = recipes.load("nodes", _settings(_OF_NODES, nodes))
@@ -154,7 +156,8 @@ class _Run:
     def __init__(self, folder: DeploymentFolder, trust: str, number: int, nodes: int) -> None:
         self._folder, self._number = folder, number
         name, own = _RECIPES[trust]
-        # Another model for each run: nodes do not keep all answers that they gave to an earlier one.
+        # Each run has a model of its own, because nodes do not keep all of their answers to an
+        # earlier run.
         settings = [*_settings(own, nodes), f"model.seed={number + 1}"]
         self._recipe = recipes.load(name, settings)
         self._command = ["deploy", "run", name, str(folder.path), "--json"]
@@ -185,7 +188,7 @@ class _Run:
             printed = json.loads(out[out.index("{") :]) if "{" in out else {}
             if "model_sha256" in printed:
                 result = printed
-            elif run.exitcode is not None and run.exitcode >= 0:  # it was not the one killed
+            elif run.exitcode is not None and run.exitcode >= 0:  # another process was killed
                 lines = ["", *self._lines()]
                 errors = [line for line in lines if line.startswith("error: ")]
                 self._said.append((errors or lines)[-1])  # a log may follow the error
@@ -212,7 +215,7 @@ class _Run:
         }  # fmt: skip
 
     def _kill_one(self, run: Any, order: random.Random) -> dict[str, Any]:
-        """Kill one of the processes that there are; every kind of process is as likely."""
+        """Kill a running process; every kind of process is equally likely."""
         stage = order.randrange(ROUNDS)
         while run.is_alive() and sum(line.startswith("round ") for line in self._lines()) < stage:
             time.sleep(0.1)
@@ -232,7 +235,7 @@ class _Run:
             if process.pid not in known:
                 kinds[_program(process)].append(process)
         lines = self._lines()
-        kinds.pop("", None)  # ended meanwhile
+        kinds.pop("", None)  # processes that have ended meanwhile
         kind = order.choice(sorted(kinds))
         victim = order.choice(sorted(kinds[kind], key=lambda process: process.pid))
         try:
@@ -248,12 +251,12 @@ class _Run:
         }
 
     def _follow(self, run: Any) -> None:
-        """Wait for the end of the command, and start again what it says has ended."""
+        """Wait for the end of the command, and restart the processes that it reports as ended."""
         deadline = time.monotonic() + _LONGEST_S
         while run.is_alive() and time.monotonic() < deadline:
             run.join(0.5)
             lines = [line for line in self._lines() if "deploy up" in line]
-            if not run.is_alive():  # its last line is the command's own
+            if not run.is_alive():  # the last line then comes from the command itself
                 return
             if new := [line for line in lines if line not in self._said]:
                 self._said += new
@@ -267,7 +270,8 @@ class _Run:
 
 
 def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
-    """Rows of all ledgers for a run, answers that were sent for it, and those without a row.
+    """Numbers of a run's rows in all ledgers, of the answers sent for it, and of answers without a
+    row.
 
     Args:
         folder: the deployment.
@@ -302,15 +306,16 @@ def _is_advice(said: Sequence[str]) -> bool:
 
 
 def _start_ended(folder: DeploymentFolder) -> None:
-    """Start the processes that have ended; it takes seconds to ask whether all nodes are
-    connected.
+    """Start the processes that have ended, if any.
+
+    `up` is called only then, because it asks for seconds whether all nodes are connected.
     """
     if process_faults.faults(folder):
         processes.up(folder, _quietly)
 
 
 def _call(command: list[str], out: Path, log: Path) -> None:
-    """The command in a process of its own."""
+    """Run the command; this function is called in a separate process."""
     for number, file in ((1, out), (2, log)):
         os.dup2(os.open(file, os.O_WRONLY), number)
     sys.argv = ["fedlgm", *command]

@@ -1,6 +1,6 @@
 """The first private result of seven newcomers: `python -m benchmarks.newcomers [--write]`.
 
-Each newcomer begins in an empty folder with a built environment, on a page of the documentation.
+Each newcomer begins with an empty folder, an installed environment and a page of the documentation.
 Commands and code are read from that page. Lines that the newcomer writes are counted; copied lines
 are not. The time ends with the command that prints the first epsilon.
 """
@@ -75,13 +75,13 @@ class Visit:
         self.replace(file, before, after)
 
     def replace(self, file: str, before: str, after: str) -> None:
-        """Write a file; its lines that were not there before count."""
+        """Write a file, and count its new lines as written by the newcomer."""
         differences = difflib.ndiff(before.splitlines(), after.splitlines())
         self.lines += sum(line.startswith("+ ") and line.strip() != "+" for line in differences)
         (self.folder / file).write_text(after, encoding="utf-8")
 
     def run(self, command: str, shows: str = "") -> None:
-        """Run a command as typed; `shows` finds epsilon in its output."""
+        """Run a command as typed; the pattern `shows` finds epsilon in its output."""
         self.commands += 1
         if exported := re.fullmatch(r"export (\w+)=(\w+)", command):
             self.environment[exported[1]] = exported[2]
@@ -111,12 +111,12 @@ class Visit:
 
 
 def code_of(page: str, number: int = 0) -> str:
-    """A block of Python of a page."""
+    """A page's Python block number `number`."""
     return [code for kind, code in _BLOCK.findall(page) if kind == "python"][number]
 
 
 def command_of(page: str, start: str) -> str:
-    """The command of a page that begins so: in a block, in an indented line or in the text."""
+    """A page's command that begins with `start`, from a block, an indented line or the text."""
     blocks = [code for kind, code in _BLOCK.findall(page) if kind in ("", "console")]
     lines = re.findall(r"^    (\S.*(?:\\\n.*)*)$", page, re.MULTILINE)
     for block in blocks:
@@ -163,7 +163,7 @@ def hospital_statistician(visit: Visit) -> None:
 
 
 def flower_user(visit: Visit) -> None:
-    """Has a Flower app and changes what the page's differences say."""
+    """Has a Flower app, and changes it as the page's differences show."""
     page = visit.read("docs/start/flower.md")
     for file in (ROOT / "docs/examples/existing_flower_app").glob("*.*"):
         shutil.copy(file, visit.folder)
@@ -242,7 +242,7 @@ def phd_student(visit: Visit) -> None:
 
 
 def opacus_user(visit: Visit) -> None:
-    """Has a script and changes it as the page's script is written."""
+    """Has a script, and changes it to the form of the page's script."""
     page = visit.read("docs/start/opacus.md")
     before, after = (
         (ROOT / f"tests/opacus_scripts/digits_cnn{suffix}.py").read_text(encoding="utf-8")
@@ -258,7 +258,8 @@ def mac_reader(visit: Visit) -> None:
     """Reads the README on a Mac: the engine Ray instead of forked workers, and no compiled kernel.
 
     The machine is not a Mac. `tests/simulations/engines/test_processes.py` shows that Ray is picked
-    there; a processor without AVX2 has no kernel, as a machine without a compiler.
+    there. A Mac has no kernel because its processor has no AVX2. Here a missing compiler has the
+    same effect.
     """
     page = visit.read("README.md")
     visit.environment |= {"CXX": "false", "RAY_USAGE_STATS_ENABLED": "0"}

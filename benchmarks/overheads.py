@@ -2,10 +2,11 @@
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;
-* clipping and noising an 11.2-million-parameter update on one core over `torch.randn` of the same
-  size;
-* a private round over the same round without privacy, same engine and clients;
-* seconds to divide 60,000 samples among 500 clients, and a million among 100,000.
+* time to clip and noise an update of 11.2 million parameters on one core, over the time of
+  `torch.randn` of the same size;
+* time of a private round over the time of the same round without privacy, with the same engine and
+  clients;
+* seconds to divide 60,000 samples among 500 clients, and a million samples among 100,000 clients.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def bound_and_release(repeats: int) -> dict[str, float]:
     total = BoundedSum.empty(plan)
 
     def step() -> None:
-        # Into a sum that is there already, as for every client but a round's first.
+        # The sum exists already, as for every client except a round's first.
         total.add(update)
         release(total.total, plan, keys, 1)
 
@@ -102,7 +103,7 @@ def private_round(repeats: int) -> dict[str, float]:
         start = strategy.transcript
 
         def one_round() -> None:
-            strategy.transcript = start  # always the same cohort and the same batches
+            strategy.transcript = start  # every round has the same cohort and the same batches
             replies = grid.send_and_receive(
                 strategy.configure_train(1, strategy.initial_arrays(), ConfigRecord(), grid)
             )

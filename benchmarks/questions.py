@@ -2,10 +2,10 @@
 `python -m benchmarks.questions --json`.
 
 A real service answers over its socket: `fedlgm node serve`, with the processes that train and
-account. Each round asks a new question, which is admitted, priced, charged on disk, trained, bounded
-and noised, and then the same question again, which gets the kept answer. The model is logistic
-regression, so that nearly all of the time is the service's. The long ledger has 10,000 releases of
-100 distinct example-level plans. The two services answer in turn.
+account. Each round asks a new question, which is admitted, priced, charged on disk, trained,
+bounded and noised. It then asks the same question again and gets the kept answer. The model is
+logistic regression, so that nearly all of the time is spent in the service. The long ledger has
+10,000 releases of 100 distinct example-level plans. The two services answer in turn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _WORK = {
 _POLICY = {"shape": list(SHAPE), "classes": CLASSES, "unit": "example", "epsilon": 50.0}
 _EDITS = {
     "reply_every_seconds = 0.5": "reply_every_seconds = 0.0",
-    "releases = 1000 #": "releases = 10_000_000 #",  # each costs this part of the budget, at least
+    # a release costs at least this part of the budget
+    "releases = 1000 #": "releases = 10_000_000 #",
     "releases_per_run = 1000": "releases_per_run = 100_000",
     "releases_per_day = 1000": "releases_per_day = 100_000",
 }
@@ -103,7 +104,9 @@ class Node:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Medians over the rounds after the first five, of both services in turn."""
+    """Medians of both services over the rounds after the first five; the services answer in
+    turn.
+    """
     with tempfile.TemporaryDirectory() as folder:
         nodes = {rows: Node(Path(folder) / str(rows), rows) for rows in (0, ROWS)}
         try:

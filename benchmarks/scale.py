@@ -1,19 +1,25 @@
 """Cross-device scale: `python -m benchmarks.scale --json`.
 
-* 100,000 registered clients against 500, four examples and one optimizer step each, same expected
-  cohort: ratio of peak memory (driver and workers) and of the median time of a round;
-* a cohort of 1,000 out of 100,000, against one of 50, with a model whose 63 sums of blocks are 280
-  MB: peak memory;
-* a million registered clients whose inputs are generated when they train, against 500, and a
-  cohort of 10,000 of them: the same, with proportional set sizes;
-* a cohort of 5,000 out of 50,000 with a linear model, on Ray and with forked workers: time and
-  memory;
-* a two-node Ray cluster on this machine against one node with the same cores: ratio of time per
-  round, for the simulators' work and for rounds of a few milliseconds;
-* two Ray nodes whose object stores are smaller than a round's sums, and than one sum: time;
-* ResNet-18 on 32x32 images, 10 clients of 64 images a round: the share of the workers' time that is
-  not training, beside that of Flower's runtime.
-Every measurement runs in a separate process; ratios are over medians of interleaved repeats.
+The comparisons and their figures are:
+
+* 100,000 registered clients against 500. Clients have four examples and take one optimizer step.
+  The expected cohorts are equal. Figures: ratios of the peak memory (driver and workers) and of the
+  median time of a round.
+* A cohort of 1,000 against a cohort of 50, out of 100,000 clients. The model's 63 sums of blocks
+  are 280 MB. Figure: peak memory.
+* A million registered clients, whose inputs are generated when they train, against 500; also a
+  cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
+  memory.
+* A cohort of 5,000 out of 50,000 clients with a linear model, on Ray and with forked workers.
+  Figures: time and memory.
+* A two-node Ray cluster on this machine against one node with the same cores. Figure: ratio of the
+  time per round, for the simulators' work and for rounds of a few milliseconds.
+* Two Ray nodes whose object stores are smaller than a round's sums, or smaller than one sum.
+  Figure: time.
+* ResNet-18 on 32x32 images, with 10 clients of 64 images in a round. Figure: the share of the
+  workers' time that is not training, for fedlgm and for Flower's runtime.
+
+Every measurement runs in a separate process. Ratios are ratios of medians over interleaved repeats.
 """
 
 from __future__ import annotations
@@ -35,7 +41,7 @@ import torch
 from benchmarks.contenders import resnet_work
 from benchmarks.simulators import Contender, interleaved
 
-EXAMPLES = 4  # of each client
+EXAMPLES = 4  # examples of each client
 LOGISTIC, WIDE = "{name = 'logistic'}", "{name = 'mlp', hidden = [1024, 512]}"
 WIDER = "{name = 'mlp', hidden = [6000, 2000]}"
 SHORT_ROUNDS = (
@@ -52,7 +58,7 @@ def peak_megabytes() -> float:
     """Sum of the peak resident sizes of this process and of the workers that it started (Ray's or
     forked ones).
 
-    A forked worker's pages that it shares with this process count for each.
+    A page that a forked worker shares with this process counts once for each of the two.
     """
     total = _peak("self")
     children = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -88,7 +94,7 @@ def federation(
     device: str = "cpu",
     store: int | None = None,
 ) -> dict[str, Any]:
-    """Run a synthetic federation and return seconds of each round and peak memory."""
+    """Run a synthetic federation, and return the seconds of each round and the peak memory."""
     from benchmarks.contenders.cluster import one_core_nodes
     from simulations import launch
     from simulations.config import recipe as recipes
@@ -116,7 +122,7 @@ def federation(
             ray_address=address,
             progress=lambda row: peaks.append(peak_megabytes()) if row["round"] % 5 == 0 else None,
         )
-        rows = RunFolder(run).rows(private=True)  # how long rounds took is the operator's to know
+        rows = RunFolder(run).rows(private=True)  # only private rows have seconds
     return {"seconds": [row["seconds"] for row in rows][2:], "peak_megabytes": max(peaks)}
 
 
@@ -140,7 +146,9 @@ def memory_in_use() -> float:
 
 
 def generated(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
-    """Run a federation of generated clients, with two forked workers; as `federation`."""
+    """Run a federation of generated clients with two forked workers; returns what `federation`
+    returns.
+    """
     import simulations
     from fedlgm.data import LazyArray
     from simulations.runs.folder import RunFolder
@@ -205,8 +213,9 @@ def cohort_5000() -> dict[str, Any]:
 
 
 def resnet18_shares(rounds: int) -> dict[str, Any]:
-    """Share of the workers' time in a round of ten ResNet-18 clients that is not local training,
-    ours and Flower's.
+    """Share of the workers' time that is not local training, for fedlgm and for Flower.
+
+    A round has ten ResNet-18 clients.
     """
     contenders = {
         "ours": Contender(["resnet_ours"]),
@@ -263,8 +272,8 @@ def registered(rounds: int, repeats: int) -> dict[str, Any]:
 
 
 def two_nodes(rounds: int) -> dict[str, Any]:
-    """Seconds of a round of the simulators' benchmark on two nodes with one core each and on one
-    node with two.
+    """Seconds of a round of the simulators' benchmark, on two nodes with one core each and on one
+    node with two cores.
     """
     contenders = {"one": Contender(["ours", "ray"]), "two": Contender(["ours", "two-nodes"])}
     answers = interleaved(contenders, rounds)
@@ -278,8 +287,10 @@ def two_nodes(rounds: int) -> dict[str, Any]:
 
 
 def object_stores() -> dict[str, Any]:
-    """Seconds of a round on two Ray nodes whose object stores hold a part of a round's 280 MB of
-    sums, and with one sum above the size of the store.
+    """Seconds of a round on two Ray nodes with object stores of several sizes.
+
+    In one group of runs a round has 280 MB of sums. In the other group one sum is larger than the
+    smallest store.
     """
     wide = {"clients": 2000, "cohort": 1000, "model": WIDE, "rounds": 7, "nodes": 2}
     larger = {"clients": 100, "cohort": 40, "model": WIDER, "rounds": 5, "nodes": 2}

@@ -2,15 +2,16 @@
 `python -m benchmarks.secure_aggregation --json`.
 
 All nodes of a round run in this process, one after the other, with their stores on disk and no
-transport. Reported per node and round: processor time of each step, a mean over all nodes, and the
-bytes up and down of one that stays, in JSON with the vector as raw words. One node in ten drops out
-after sharing its secrets, and the server removes its masks. Making the vector (training, rounding,
-noise) is not included: `mask` starts from the words.
+transport. The benchmark reports the processor time of each step per node and round, as a mean over
+all nodes. It also reports the bytes that one node sends and receives. This node stays to the end;
+its messages are JSON, with the vector as raw words. One in ten nodes drops out after sharing its
+secrets, and the server removes the masks of these nodes. The time to make the vector (training,
+rounding, noise) is not included: `mask` starts from the words.
 
 `--large` measures nodes of cohorts with hundreds of members, on a ring of neighbours and without
-it. Ten nodes are real; the messages of all others are made without their work, so that no sum can
-be opened and the server is not measured. `--whole NODES` runs a whole round with nine nodes in ten
-as the threshold, with `--complete` without a ring.
+it. Ten nodes are real. The messages of all other nodes are made without these nodes' work, so no
+sum can be opened and the server is not measured. `--whole NODES` runs a whole round with nine nodes
+in ten as the threshold. With `--complete` the round has no ring.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ SAMPLE = 10
 
 
 class Costs:
-    """Processor seconds by step, and bytes of client 0."""
+    """Processor seconds of each step, and the bytes of client 0's messages."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.up = self.down = 0
 
     def timed(self, step: str, call: Callable[[], Any]) -> Any:
-        """The call's answer; its time counts for `step`."""
+        """The result of the call, whose time is added to `step`."""
         started = time.process_time()
         answer = call()
         self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - started
         return answer
 
     def of(self, nodes: int) -> dict[str, Any]:
-        """Means over the nodes, and bytes of one."""
+        """Mean times over the nodes, and the bytes of one node."""
         steps = {step: 1000 * seconds / nodes for step, seconds in self.seconds.items()}
         return {
             "node_ms": sum(steps.values()),
@@ -72,7 +73,7 @@ class Costs:
         }
 
     def message(self, client: int, sent: Any, answer: Any) -> None:
-        """Count a question and its answer."""
+        """Count the bytes of a question and of its answer."""
         if client == 0:
             self.down += _size(sent)
             self.up += _size(answer)
@@ -135,7 +136,9 @@ def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) 
 
 
 def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) -> dict[str, Any]:
-    """Costs of the first ten nodes of a round; those of their peers' messages do not count."""
+    """Costs of the first ten nodes of a round; the costs of making other nodes' messages do not
+    count.
+    """
     colluders, answered = nodes // 10, list(range(nodes - nodes // 10))
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
     policy = Distributed(
@@ -191,7 +194,7 @@ def _masked(
 
 
 def _sealed(sealing: bytes, whole: Cohort, sender: int, receiver: int) -> str:
-    """Shares of nothing, which a node opens like others."""
+    """Shares of zeros, which a node opens as it opens real shares."""
     advert = whole.adverts[receiver]
     return b64encode(
         seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))
@@ -205,7 +208,7 @@ def measure(
     repeats: int,
     once: Callable[..., dict[str, Any]] = one_round,
 ) -> dict[str, Any]:
-    """Medians over rounds, and the least and largest time of a node."""
+    """Medians over rounds, and the smallest and largest time of a node."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-secagg-") as place:
         rounds = [once(nodes, threshold, size, Path(place), number) for number in range(repeats)]
     times = [one["node_ms"] for one in rounds]

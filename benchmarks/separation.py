@@ -1,8 +1,9 @@
 """Cost of running a user's model one row at a time: `python -m benchmarks.separation [--write]`.
 
 `MappedRows` runs the model's code under `torch.func.vmap`. The baseline calls the model once for
-the whole batch, which proves nothing. The two alternate in one process on one thread. A ratio is
-the processor time of `MappedRows` divided by that of the baseline in the same turn.
+the whole batch, which does not prove that rows stay separate. The two alternate in one process on
+one thread. A ratio is the processor time of `MappedRows` divided by the baseline's processor time
+in the same turn.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def measure(
     spent: dict[str, list[float]] = {"mapped": [], "together": []}
     sums = {}
     gc.collect()
-    gc.freeze()  # a collection of all imported modules takes 0.2 s, in whichever turn it falls
+    gc.freeze()  # a collection of all imported modules would add 0.2 s to some turn
     for turn in range(turns + 1):
         for side, gradients in (("mapped", mapped), ("together", together)):
             started = time.process_time()

@@ -3,9 +3,9 @@
 "ours" is the recipe as its users get it. Each contender runs in a separate process and makes one
 round on demand, so that rounds alternate between contenders and a change of the machine's speed
 affects all equally. Medians and ratios over ours are printed as one JSON object. pfl takes part if
-the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: two processes,
-each with half of the cohort, which never exchange anything (its own exchange needs Horovod or MPI),
-so it is faster here than it would be.
+the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: it then has
+two processes, each with half of the cohort. They never exchange anything, because an exchange needs
+Horovod or MPI, so pfl is faster here than it would be with one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Contender:
         self.start_to_first_round = time.perf_counter() - started
 
     def round(self, number: int) -> dict[str, float]:
-        """The slowest process' answer, its "seconds" among them."""
+        """The answer of the slowest process, which includes its "seconds"."""
         for process in self._processes:
             print(number, file=process.stdin, flush=True)
         return max(self._answers(), key=lambda answer: float(answer["seconds"]))
@@ -93,8 +93,8 @@ def interleaved(
     Args:
         contenders: contenders by name.
         rounds: measured rounds of each.
-        warm: rounds before each measured one that are not counted, for contenders whose memory the
-            machine takes away while it is another's turn.
+        warm: number of rounds before each measured round. They do not count. They are for
+            contenders whose memory the machine reclaims during the turns of other contenders.
     """
     answers: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     for number in range(1, rounds + 1):
@@ -108,10 +108,11 @@ def interleaved(
 
 
 def starts(makers: dict[str, Callable[[], Contender]], times: int) -> dict[str, list[float]]:
-    """Seconds from the start to the end of the first round, `times` starts of each contender, in
-    turn, back and forth.
+    """Seconds from a contender's start to the end of its first round, for `times` starts of each.
 
-    The very first also reads what all of them need from the disk.
+    The contenders alternate, and every second turn reverses their order.
+
+    The very first start also reads from the disk what all contenders need.
     """
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for turn in range(times):

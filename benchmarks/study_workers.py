@@ -21,11 +21,11 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "study-ratios.json"
 
 
 def ratios(turns: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two, and
-    called again.
+    """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two workers,
+    and in a second call.
 
-    The three are timed in turns, each turn in new folders. The second call reads what the first has
-    written.
+    The three alternate, and each turn has new folders. The second call reads what the first call
+    has written.
 
     Args:
         turns: repetitions.

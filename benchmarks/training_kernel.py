@@ -50,7 +50,9 @@ MODELS: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
 def measure(
     name: str, shape: tuple[int, ...], examples: int, options: dict[str, Any], turns: int
 ) -> dict[str, Any]:
-    """Figures of one model: two epochs of one client, batches of 32; small models repeat them."""
+    """Figures of one model: two epochs of one client in batches of 32; for a small model several
+    times.
+    """
     settings, repeats = (
         LocalTraining(lr=0.01, batch_size=32),
         max(1, 200 // examples) if name == "mlp" else 1,

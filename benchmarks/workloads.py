@@ -4,11 +4,12 @@
 Both train the same block of clients with the same module, examples, epochs and batches; the plain
 loop is `zero_grad`, `backward`, `step` as users write it. Each side runs in a separate process,
 since a trainer changes how its process returns memory. They take turns, and a ratio is the loop's
-processor time over ours in the same turn: above 1 ours is faster. One thread. If a data set is not
-on this machine, random inputs of its shape replace it, with equal clients of the published number
-of examples; contents do not change the time. Models of more than 200,000 parameters train `LARGE`
-examples per client for one epoch. Recipes that bound every example are compared in
-`benchmarks.example_level`, correlated noise and rounds of one client in `benchmarks.whole_rounds`.
+processor time over ours in the same turn: above 1 ours is faster. Both sides use one thread. If a
+data set is not on this machine, random inputs of its shape replace it, since contents do not change
+the time. The clients then have equal shares of the published number of examples. Models of more
+than 200,000 parameters train `LARGE` examples per client for one epoch. `benchmarks.example_level`
+compares recipes that bound every example. `benchmarks.whole_rounds` compares correlated noise and
+rounds of one client.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def plain(
 
 
 def typical(assembly: Assembly, count: int) -> list[ClientTask]:
-    """Clients of middle size that have data, with the layers that the first plan trains."""
+    """`count` clients from the median number of examples upwards, with the layers that the first
+    plan trains.
+    """
     source, keys = (
         PartitionedSource(*assembly.data.division),
         KeyRing.from_seed(0),
@@ -93,7 +96,9 @@ def typical(assembly: Assembly, count: int) -> list[ClientTask]:
 
 
 def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
-    """(inputs, targets) of a typical block of clients, and whether they are the recipe's own."""
+    """(inputs, targets) of a typical block of clients, and whether they come from the recipe's
+    data.
+    """
     recipe = assembly.recipe
     size = recipe.run.block_size
     try:
@@ -112,8 +117,8 @@ def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
 
 
 class Side:
-    """A forked process that does one contender's work whenever it is asked to, and answers with its
-    processor time.
+    """A forked process that does one contender's work on request, and answers with its processor
+    time.
     """
 
     def __init__(self, work: Callable[[], None]) -> None:

@@ -27,18 +27,20 @@ def check(
         ),
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise on the sum, over the bound.")
+        float | None, typer.Option(help="Noise multiplier: the noise on the sum over the bound.")
     ] = None,
     clip: Annotated[float | None, typer.Option(help="Bound of one unit's contribution.")] = None,
     sampler: Annotated[str | None, typer.Option(help="poisson, shuffle, fixed or all.")] = None,
-    sampling_rate: Annotated[float | None, typer.Option(help="Instead of the batch size.")] = None,
+    sampling_rate: Annotated[
+        float | None, typer.Option(help="Sampling rate, instead of the batch size.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Units per step.")] = None,
     population: Annotated[int | None, typer.Option(help="Units in the data.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option("--steps", "--rounds", help="Releases.")] = None,
     unit: Annotated[str | None, typer.Option(help="example, client or user.")] = None,
-    delta: Annotated[float | None, typer.Option(help="As stated.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="As stated.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Stated delta.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Stated epsilon.")] = None,
     accounted_as: Annotated[
         str | None, typer.Option(help="Sampling that the accounting assumed: poisson, fixed, none.")
     ] = None,

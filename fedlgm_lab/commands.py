@@ -61,7 +61,7 @@ def compare(
             "(example-level recipes: dp-sgd and auto-s)."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each method.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Number of runs of each method.")] = 3,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget; repeatable.")
     ] = None,
@@ -87,7 +87,7 @@ def compare(
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, each in its own process.")
+        int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")
     ] = 1,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the runs; continued if it exists.")

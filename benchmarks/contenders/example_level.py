@@ -86,8 +86,9 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """PyTorch's own LSTM or GRU of 128 units, read at its last step: 32 tokens of a vocabulary of
-    2,000.
+    """PyTorch's LSTM or GRU with 128 units, whose last output is used.
+
+    The inputs are 32 tokens of a vocabulary of 2,000.
     """
 
     def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
@@ -101,7 +102,10 @@ class Recurrent(nn.Module):
 
 
 class WideEmbedding(nn.Module):
-    """MLP 64-32-10 on the mean of 32 of 20,000 embeddings, which have 99.8 % of the parameters."""
+    """MLP 64-32-10 on the mean of 32 embeddings.
+
+    The table of 20,000 embeddings has 99.8 % of the parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +158,7 @@ def token_task(model: nn.Module, words: int, batch: int) -> tuple[nn.Module, Ten
 
 
 NETWORKS: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor, Tensor]], int]] = {
-    # network: builder, micro-batch of the plain step at its best
+    # network: builder, and the micro-batch with which the plain step is fastest
     "d-cnn-256": (lambda: image_task("d-cnn", (3, 32, 32), 256), 64),
     "mnist-cnn-64": (lambda: image_task("cnn", (1, 28, 28), 64), 64),
     "mnist-cnn-256": (lambda: image_task("cnn", (1, 28, 28), 256), 256),
@@ -199,8 +203,10 @@ def plain(
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
-    """A step with noise, "kernel" by the compiled one; "quiet" adds none; "exact" neither, and sums
-    in float64.
+    """A private step.
+
+    The variant "kernel" uses the compiled kernel. "quiet" adds no noise. "exact" adds no noise and
+    sums in float64.
     """
     from fedlgm.noise.draws import add_noise_
     from fedlgm.training import tasks
@@ -307,9 +313,7 @@ def contender(network: str, name: str) -> Callable[[], None]:
 
 
 def code() -> float:
-    """MB of mapped files that have been used: torch's kernels above all, shared by all
-    processes.
-    """
+    """Resident MB of mapped files, mainly torch's kernels, which all processes share."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssFile:"))
 
@@ -317,7 +321,8 @@ def code() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # What any contender imports later, so that peaks above the imports compare.
+    # Every process imports what any contender needs, so that the peaks above the imports are
+    # comparable.
     for module in (
         "opacus",
         "torch._dynamo",

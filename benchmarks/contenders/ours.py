@@ -1,8 +1,8 @@
 """fedlgm: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
-Without an argument it is the recipe `fashion-mnist` as its users get it: the engine `auto`, and the
-compiled kernel where the machine has it. "torch" trains with PyTorch, "ray" takes Ray on this
-machine, and "two-nodes" Ray on a cluster of two nodes with one core each.
+Without an argument it is the recipe `fashion-mnist` as its users get it, with the engine `auto`
+and, where the machine has it, the compiled kernel. The argument "torch" trains with PyTorch. "ray"
+uses Ray on this machine. "two-nodes" uses Ray on a cluster of two nodes with one core each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """LoRA of models of GPT-2's kind (random weights) on a GPU, with a bound and noise for each adapter:
 private rounds and private steps beside bare loops.
 
-1,000 clients with 8 sequences of 64 random tokens each, 20 clients a round, one epoch in batches of
-8 by SGD. Rank 8 on the attention's input projection: 294,912 trained parameters of 124 million. The
-bare loop trains the same clients one after another and averages the adapters, without bounds and
-noise. A private step bounds the gradient of each sequence; the plain step is SGD by autograd.
+There are 1,000 clients with 8 sequences of 64 random tokens each. In each round 20 clients train
+for one epoch in batches of 8 by SGD. The adapters have rank 8 and belong to the attention's input
+projection: 294,912 trained parameters of 124 million. The bare loop trains the same clients one
+after another and averages the adapters, without bounds and noise. A private step bounds the
+gradient of each sequence; the plain step is SGD by autograd.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ BILLION = Scale(clients=100, rounds=5, layers=18, width=2048)  # 1.01 billion pa
 
 
 def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Seconds of a private round and of a round of the bare loop, and their ratio. On a GPU also the
-    peaks of its memory in MiB.
+    """Seconds of a private round and of a round of the bare loop, and their ratio.
+
+    On a GPU the figures include the peaks of its memory in MiB.
     """
     module = _model(scale)
     x = np.random.default_rng(0).integers(
@@ -77,10 +79,12 @@ def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
 
 
 def measure_steps(device: torch.device, scale: Scale, turns: int = 10) -> dict[str, Any]:
-    """Seconds of a step that bounds each sequence's gradient, adapter by adapter, and adds noise,
-    beside a plain step on the same batch. The two take their steps in turn.
+    """Seconds of a private step and of a plain step on the same batch. The two steps alternate.
 
-    On a GPU also the peak of each one's memory in MiB, with the model, while the other's is freed.
+    The private step bounds each sequence's gradient, adapter by adapter, and adds noise.
+
+    On a GPU the figures include the peak memory of each step in MiB, model included. The memory of
+    the other step is freed first.
     """
     makers = {"plain": _plain_step, "private": _private_step}
     peaks = {
@@ -157,12 +161,14 @@ def _built(scale: Scale) -> nn.Module:
 
 
 def _model(scale: Scale) -> nn.Module:
-    """A copy: a large model takes longer to build than to copy."""
+    """A copy of the built model, because a large model takes longer to build than to copy."""
     return copy.deepcopy(_built(scale))
 
 
 def _peak(device: torch.device, work: Callable[[], Result]) -> tuple[Result, float | None]:
-    """What `work()` returns, and the peak of the GPU's memory in MiB beyond what was in use."""
+    """The result of `work()`, and the MiB by which the peak of the GPU's memory exceeds the use
+    before.
+    """
     if device.type != "cuda":
         return work(), None
     gc.collect()
@@ -174,7 +180,7 @@ def _peak(device: torch.device, work: Callable[[], Result]) -> tuple[Result, flo
 
 
 def adapted_gpt2(scale: Scale) -> nn.Module:
-    """A causal language model of GPT-2's kind, of which only LoRA adapters are trained."""
+    """A causal language model of GPT-2's kind; only its LoRA adapters are trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -32,7 +32,7 @@ COHORT = {"clients": 50_000, "cohort": 5_000, "rounds": 10, "engine": "local"}
 
 
 def cohorts(device: str = "cuda") -> dict[str, Any]:
-    """Rounds of 5,000 of 50,000 clients with a linear model: with the GPU, and on one core of the
+    """Rounds with a linear model and 5,000 of 50,000 clients, with the GPU and on one core of the
     same machine.
     """
     runs = {place: scale.federation(**COHORT, device=place) for place in (device, "cpu")}  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ from fedlgm.training import (
 SHAPE, CLASSES = (1, 28, 28), 10
 SETTINGS = LocalTraining("adam", lr=0.002, epochs=3, batch_size=32)
 CLIP, NOISE = 0.5, 0.5
-TARGET = 20.0  # clients a second, vectorised over sequential on the same GPU
+TARGET = 20.0  # ratio of clients per second, vectorised over sequential, on the same GPU
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class Scale:
     """Amount of work to measure.
 
     Attributes:
-        clients: clients of a round.
-        examples: mean examples of a client.
-        subset: clients of a sequential round; its clients are spread evenly over the sizes.
-        widths: clients trained at once.
+        clients: number of clients of a round.
+        examples: mean number of a client's examples.
+        subset: number of clients of a sequential round; their sizes are spread evenly over all
+            sizes.
+        widths: numbers of clients that are trained at once.
         repeats: timed rounds after one that warms up.
     """
 
@@ -119,8 +120,8 @@ class Round:
 
 
 def _convolve_by_products_(module: torch.nn.Module) -> None:
-    """Unfold images and multiply matrices, to see what the grouped convolutions of `vmap` cost on
-    this device.
+    """Unfold images and multiply matrices, to measure the cost of the grouped convolutions of
+    `vmap` on this device.
     """
 
     def forward(layer: torch.nn.Conv2d, images: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
             scale.widths[-1], False, products=True
         ),
     }
-    if device.type != "cpu":  # there, compilation takes longer than everything else together
+    if device.type != "cpu":  # on a CPU compilation takes longer than everything else together
         ways["vectorized, compiled"] = lambda: here.vectorized(scale.widths[-1], True)
     for name, make in ways.items():
         first, second = (here.run(make(), everyone).cpu() for _ in range(2))
@@ -175,8 +176,9 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
 
 
 def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
-    """Clients a second of every way to train; compiled only at the fastest width, unless all are
-    requested.
+    """Clients per second of every way to train.
+
+    Only the fastest width is also measured with compilation, unless all are requested.
     """
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)

@@ -25,8 +25,10 @@ from fedlgm.aggregation.kernels.layout import layout_of
 from fedlgm.aggregation.kernels.spec import Noise
 from fedlgm.noise.draws import Family
 
-COPY_TARGET = 1.3  # bounded sum over a copy that moves the same bytes, from 11 M parameters
-LOOP_TARGET = 4.0  # loop over layers over bounded sum, ResNet-152 and one client
+# Time of a bounded sum over the time of a copy that moves the same bytes, from 11 M parameters.
+COPY_TARGET = 1.3
+# Time of a loop over the layers, over the time of a bounded sum, for ResNet-152 and one client.
+LOOP_TARGET = 4.0
 
 
 class Timer:
@@ -110,9 +112,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     total = torch.zeros(size, device="cuda", dtype=torch.float64)
     step = timer(lambda: bounded_step(updates, offsets, clip, scale, total))
     # Two passes over the block, and the float64 sum read and written twice; a copy reads and writes
-    # every byte it copies. Where the block
-    # fits into the L2 cache (one ResNet-18 client on an H100, just), the second pass costs less
-    # than memory's speed.
+    # every byte it copies. If the block fits into the L2 cache (one ResNet-18 client just fits on
+    # an H100), the second pass is faster than the memory's speed permits.
     moved = 4 * size * (2 * clients + 8)
     copy = time_copy(timer, moved // 2)
     block_copy = time_copy(timer, 4 * size * clients)
@@ -130,8 +131,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
     }
     loop = timer(lambda: torch_loop(updates, sizes, clip, scale))
     row |= {
-        # Not its `device_ms`: thousands of launches do not fit into the queue, the device waits for
-        # the host.
+        # The loop's `device_ms` is left out: thousands of launches do not fit into the queue, so
+        # the device waits for the host.
         "torch_loop_elapsed_ms": loop["elapsed_ms"],
         "speedup_over_torch_loop": loop["elapsed_ms"] / step["elapsed_ms"],
     }

@@ -139,7 +139,7 @@ def plan_descent(
     sensitivity = SENSITIVITY_FACTOR[relation] * bounds
     if rule == "iid":  # noise of the updates; an update is a rate times a sum
         noise = noise_scales(family, rule, sensitivity * rates, budget) / rates
-    else:  # the error of coordinate i's update is (tau_i / N)^2 times that of its sum
+    else:  # the error of an update is (tau_i / N)^2 times the error of its sum
         noise = noise_scales(family, rule, sensitivity, budget, weights=rates**2)
     guarantee = Guarantee(
         "proven",

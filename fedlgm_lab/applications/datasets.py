@@ -44,9 +44,9 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
         name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come
             with scikit-learn; "california" (20,640 x 8, regression) and "electricity" (45,312 x 8,
             two classes) are downloaded once.
-        scaling: features are centred and then divided by their largest magnitude with "range"
-            (bounds b_i = 1, unequal variances), by their standard deviation with "standardized",
-            and not at all with "centered".
+        scaling: "centered" only centres the features. "range" then divides them by their largest
+            magnitude (bounds b_i = 1, unequal variances). "standardized" divides them by their
+            standard deviation instead.
 
     Returns:
         The task.

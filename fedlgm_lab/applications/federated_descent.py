@@ -45,7 +45,7 @@ class CoordinateSums:
 
     Args:
         objective: the loss.
-        plan: its clipping bounds C_i are used.
+        plan: the descent's plan, which gives the clipping bounds C_i.
     """
 
     def __init__(self, objective: Objective, plan: DescentPlan) -> None:
@@ -62,8 +62,8 @@ class CoordinateSums:
                 derivatives = self._objective.margin_gradient(x @ theta, y)[:, None] * x
             derivatives = np.nan_to_num(derivatives, nan=0.0, posinf=0.0, neginf=0.0)
             total = sum_rows(np.clip(derivatives, -self._clip, self._clip))
-            # Cut short, so that rounding of a sum over millions of rows cannot carry one row's
-            # share above its bound.
+            # The sum is scaled down slightly, so that rounding errors over millions of rows cannot
+            # carry one row's share above its bound.
             yield BoundedUpdates(torch.from_numpy(SAFETY * total)[None], tuple(self._clip.tolist()))
 
 
@@ -72,7 +72,8 @@ class CoordinateRelease(Mechanism):
     """Mechanism: releases the coordinates of a `DescentPlan` one after another.
 
     Attributes:
-        descent: bounds, noise and guarantee; its passes must be the run's rounds / K.
+        descent: the plan of bounds, noise and guarantee. Its number of passes must be the run's
+            number of rounds divided by K.
     """
 
     unit: ClassVar[Unit] = "example"  # a row

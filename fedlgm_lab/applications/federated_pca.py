@@ -48,7 +48,7 @@ def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
     layers, order = covariance_table(plan), 2 if plan.family == "gaussian" else 1
     if plan.entry_clip is None:
         scales = np.array([plan.diagonal])
-        # The plan's own multiplier says what a row's norm may be in units of the noise.
+        # The plan's noise multiplier gives the largest norm of a row in units of the noise.
         return scales / float(getattr(plan.event, "noise_multiplier", plan.diagonal)), scales
     scales = np.array([plan.diagonal, plan.off_diagonal])[: len(layers)]
     return np.array(plan.entry_clip)[: len(layers)] * layers.sizes ** (1 / order), scales
@@ -84,8 +84,8 @@ class CovarianceSums:
             total = pack(
                 covariance_sum(inputs.first(task.x).double().numpy(), self._plan), self._plan
             )
-            # Cut short, so that rounding of a sum over many rows cannot carry one row's share above
-            # its bound.
+            # The sum is scaled down slightly, so that rounding errors over many rows cannot carry
+            # one row's share above its bound.
             yield BoundedUpdates(SAFETY * total[None], self._bounds)
 
 

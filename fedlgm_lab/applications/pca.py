@@ -56,7 +56,7 @@ class CovariancePlan:
 
     @property
     def protected(self) -> bool:
-        """Whether the event is that of a private release."""
+        """Whether the event belongs to a private release."""
         return not isinstance(self.event, dp_event.NonPrivateDpEvent)
 
 

@@ -106,8 +106,9 @@ def federate(
     ledger: Ledger,
     on_model: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, ReleasePlan]:
-    """Release `rounds` rounds over an in-process grid, every client in every round, from a zero
-    model.
+    """Make the releases of `rounds` rounds over an in-process grid, starting from a zero model.
+
+    Every client takes part in every round.
 
     Args:
         mechanism: the plans.
@@ -234,7 +235,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
     `coordinate_descent`.
 
     Raises:
-        ConfigError: the rank is larger than the number of features, or as for `coordinate_descent`.
+        ConfigError: the rank is larger than the number of features, or a reason that
+            `coordinate_descent` states.
     """
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
@@ -336,7 +338,7 @@ def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None
 
 @contextmanager
 def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolder, Ledger]]:
-    """A new folder with the settings and an open ledger; a temporary one without `out`."""
+    """A new folder with the settings and an open ledger; a temporary folder if `out` is None."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) if out is None else out
         folder, text = RunFolder(path), settings.to_toml()

@@ -38,8 +38,10 @@ class Settings(Section):
 
     @classmethod
     def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
-        """Bundled defaults, overridden by the file `path`, overridden by "key=value" texts or a
+        """The settings: bundled defaults, then the file `path`, then "key=value" texts or a
         mapping.
+
+        Later values override earlier ones.
 
         Raises:
             ConfigError: the file does not exist or is not TOML, a key is unknown, or a value is out
@@ -77,7 +79,7 @@ class Settings(Section):
         return 0.0 if self.pure else 1 / rows**2
 
     def to_toml(self) -> str:
-        """All settings, defaults included."""
+        """All settings as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 

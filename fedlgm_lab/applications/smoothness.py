@@ -26,7 +26,7 @@ def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
 
 
 def feature_rows(features: npt.ArrayLike) -> Array:
-    """Features as a finite matrix [n, K] (DataError: they are not one)."""
+    """Features as a finite matrix [n, K]. Raises DataError if they are not such a matrix."""
     x = np.asarray(features, dtype=np.float64)
     if x.ndim != 2 or len(x) == 0 or not np.all(np.isfinite(x)):
         raise DataError(

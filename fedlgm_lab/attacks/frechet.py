@@ -54,7 +54,7 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     cov_b = cov_b.reshape(b.shape[1], -1)
     values, vectors = np.linalg.eigh(cov_a)
     root = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-    # The trace of (S1 S2)^(1/2) is that of the symmetric (S1^(1/2) S2 S1^(1/2))^(1/2).
+    # The trace of (S1 S2)^(1/2) equals the trace of the symmetric (S1^(1/2) S2 S1^(1/2))^(1/2).
     cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ cov_b @ root), 0, None)).sum()
     distance = float(
         ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * cross

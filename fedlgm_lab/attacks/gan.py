@@ -4,8 +4,9 @@ federation.
 The released global models serve as discriminator. A generator learns to make images that these
 models assign to a certain class, which the attacker does not hold (Hitaj, Ateniese and Perez-Cruz,
 CCS 2017). As in the LaDP-FL paper's threat model, the attacker follows the protocol. In addition to
-the global model it trains a real-or-generated discriminator on its own images (an ACGAN, Odena,
-Olah and Shlens, ICML 2017), and its generator draws every class that it knows.
+using the global model, the attacker trains a real-or-generated discriminator on its own images (an
+ACGAN, Odena, Olah and Shlens, ICML 2017). Its generator draws the target class and the classes of
+these images.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round
@@ -36,7 +37,7 @@ class GanSettings:
     Attributes:
         steps: generator steps for each observed model.
         batch: images of one step.
-        noise: dimensions of the generator's input.
+        noise: number of noise values in the generator's input.
         lr: learning rate of Adam.
         realism: weight of the real-or-generated discriminator.
         seed: seed of weights and inputs.
@@ -60,7 +61,7 @@ class GanSettings:
 
 
 class ClassReconstruction:
-    """The attacker's networks and what it has learned from the models seen so far.
+    """The attacker's networks, trained on the models that the attacker has seen so far.
 
     Args:
         module: a classifier of the federation's architecture; its weights are overwritten.
@@ -71,8 +72,8 @@ class ClassReconstruction:
         settings: settings of the training.
 
     Raises:
-        ConfigError: a class is out of range, the attacker holds the target class, or it has no
-            images.
+        ConfigError: a class is out of range, the attacker holds the target class, or the attacker
+            has no images.
 
     Example:
         >>> x, y = torch.rand(20, 1, 8, 8) * 2 - 1, torch.arange(20) % 2

@@ -95,8 +95,8 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
     """Assign a reconstruction to every private image so that the sum of SSIM is largest.
 
-    An update does not reveal the order of a client's images, so a reconstruction has no order
-    either.
+    An update does not reveal the order of a client's images, so the order of reconstructions has no
+    meaning.
 
     Args:
         reconstructed: [n, C, H, W].

@@ -56,7 +56,7 @@ class InceptionFeatures:
         )
         if not path.is_file():
             raise ConfigError(
-                f"no Inception weights at {path}: fedlgm does not download it; put "
+                f"no Inception weights at {path}: fedlgm does not download them; put "
                 f"torch-fidelity's {WEIGHTS} there, or pass its path"
             )
         try:

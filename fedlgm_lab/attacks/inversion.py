@@ -1,9 +1,9 @@
 """Gradient inversion, which reconstructs a client's images from its update.
 
 Two attacks work together. If the first layer is linear with a bias and the client has one image,
-every row of its update is a multiple of this image, and division gives the image exactly (Zhu and
-Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other case
-candidate images are optimised until local training on them moves the weights in the observed
+every row of the layer's update is a multiple of this image, and division gives the image exactly
+(Zhu and Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other
+case candidate images are optimised until local training on them moves the weights in the observed
 direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4).
 Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
 gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The
@@ -150,8 +150,8 @@ def invert(
             changed.
         observation: what the attacker sees.
         training: the client's local training, with optimizer "sgd". If a client has more images
-            than one batch holds, the order of its steps is unknown to the attacker: they are
-            simulated on all images.
+            than one batch holds, the attacker does not know their order. It therefore simulates
+            every step on all images.
         images: number of the client's images.
         shape: shape (C, H, W) of one of them.
         labels: their labels, if the attacker knows them.
@@ -256,8 +256,10 @@ class _Matching:
         self._targets = [(slots, weight / total, part) for slots, weight, part in seen]
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
-        """The reconstruction that matches best, from the images `first` (or random ones), then from
-        random ones.
+        """The best-matching reconstruction over all starts.
+
+        The first start is `first`, or random images if it is None. All further starts are random
+        images.
         """
         iterations = self._settings.iterations
         restarts, lr, variation = self._settings.effort(noisy=not self._clear)

@@ -1,9 +1,10 @@
 """LiRA: the likelihood-ratio membership attack (Carlini, Chien, Nasr, Song, Terzis and Tramer, S&P
 2022).
 
-Shadow models are trained with and without every example. The attacked model's confidence on an
-example is compared with the normal law of the confidences of the models that saw it (online only)
-and of those that did not (online and offline).
+Shadow models are trained with and without every example. Their confidences on an example are
+described by one normal law for the models that saw the example, and by another for the models that
+did not. The online attack compares the attacked model's confidence with both laws. The offline
+attack uses only the second law.
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
@@ -109,7 +110,8 @@ def likelihood_ratios(
         shadows: confidence logits of the shadow models, [S, n].
         membership: examples on which each shadow model was trained, bool [S, n].
         online: whether shadow models trained on the example are used.
-        shared_variance: one variance for all examples; by default with fewer than 64 shadow models.
+        shared_variance: whether all examples share one variance; by default they do if there are
+            fewer than 64 shadow models.
 
     Raises:
         ConfigError: the shapes differ, or an example has fewer than two models on a side that is
@@ -138,10 +140,10 @@ def pooled(
 ) -> MembershipResult:
     """Attack each model, with the other pairs as shadow models, and pool the decisions.
 
-    The model's partner is set aside with it. Otherwise, of a member's shadow models, fewer would
-    have been trained with this member than without it, and the scores would show this. Decisions
-    about one example in different models are not independent, so the intervals are somewhat too
-    narrow.
+    The other model of the attacked model's pair is not a shadow model either. Otherwise fewer of a
+    member's shadow models would have been trained with this member than without it, and this would
+    change the scores. Decisions about one example in different models are not independent, so the
+    intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
@@ -152,7 +154,7 @@ def pooled(
 
     Raises:
         ConfigError: scores and membership have different shapes, the models do not come in pairs,
-            or there are fewer than four.
+            or there are fewer than four models.
 
     Example:
         >>> membership = random_halves(examples=20, models=4)

@@ -31,8 +31,8 @@ class Rate:
     Attributes:
         fpr: the requested rate.
         tpr: share of members above the threshold.
-        low: lower end of the Clopper-Pearson interval of `tpr` at the given threshold.
-        high: its upper end.
+        low: lower end of the Clopper-Pearson interval of `tpr` at the threshold.
+        high: upper end of the same interval.
         fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the
             threshold. It is far above `fpr` if there are too few non-members: n of them resolve no
             rate below 1 / n.
@@ -53,8 +53,8 @@ class MembershipResult:
         members: number of members.
         nonmembers: number of non-members.
         auc: probability that a member scores higher than a non-member; ties count half.
-        auc_low: lower end of its interval.
-        auc_high: upper end.
+        auc_low: lower end of the interval of `auc`.
+        auc_high: upper end of this interval.
         rates: true-positive rates at low false-positive rates.
         accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The
             threshold is the best in hindsight, so this exceeds one half by chance.
@@ -86,9 +86,10 @@ def evaluate_scores(
 ) -> MembershipResult:
     """Figures of an attack from its scores; a higher score means "member".
 
-    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. If every member
-    scores above every non-member, or below, the interval is Clopper and Pearson's for as many
-    successes as trials, where the number of trials is the size of the smaller set.
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. It is Clopper and
+    Pearson's instead if every member scores above every non-member, or every member scores below.
+    The number of trials is then the size of the smaller set. All trials are successes in the first
+    case, and failures in the second.
 
     Args:
         members: scores of members, [n].

@@ -17,8 +17,8 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
     """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score
     means "member".
 
-    "loss" is minus the cross-entropy. "confidence" is the largest probability and "entropy" minus
-    the entropy of the prediction; neither needs a label. "modified-entropy" is minus the entropy
+    "loss" is minus the cross-entropy. "confidence" is the largest probability. "entropy" is minus
+    the entropy of the prediction. These two need no label. "modified-entropy" is minus the entropy
     that uses the label (Song and Mittal, equation 8).
 
     Args:
@@ -52,8 +52,8 @@ def attack_outputs(
 
     Args:
         module: the attacked classifier.
-        members: inputs [n, ...] and labels [n] it was trained on.
-        others: inputs [m, ...] and labels [m] it was not trained on.
+        members: inputs [n, ...] and labels [n] on which the classifier was trained.
+        others: inputs [m, ...] and labels [m] on which it was not trained.
 
     Example:
         >>> sure, unsure = torch.tensor([[4.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]])

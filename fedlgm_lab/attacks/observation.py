@@ -27,7 +27,7 @@ class Observation:
         layers: the model's layers.
         update: observed update, float32 [D]; zero in layers that the attacker does not see.
         sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in
-            the clear, infinite for one that is not seen.
+            the clear, infinite for a layer that the attacker does not see.
 
     Raises:
         ConfigError: `update` or `sigma` does not fit the layers.
@@ -108,7 +108,8 @@ class Observation:
 
 
 def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round: int) -> Tensor:
-    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that it moves.
+    """Estimate a contribution, float64 [plan.size], from the releases of all rounds that the
+    contribution moves.
 
     The noise of C y is independent, and the contribution moves row i of C y by C[i, t] times
     itself. The result is the least-squares estimate.

@@ -3,7 +3,7 @@
 
 The score of a unit x is the share of other units z that it dominates, that is, for which
 Pr(x|theta)/Pr(x) is at least gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over
-reference models. One or two of these are enough, since no law of the confidences is fitted.
+reference models. One or two reference models are enough, since no law of the confidences is fitted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError
 from fedlgm_lab.attacks.lira import check_shapes
 
 GAMMA = 2.0
-"""Least ratio by which a unit dominates another."""
+"""Least ratio with which a unit dominates another unit."""
 OFFLINE = 0.3
 """The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained
 on x."""
@@ -31,8 +31,8 @@ def relative_ratios(
     """Membership scores of a target model's units, float64 [n]; a higher score means "member".
 
     Args:
-        target: mean confidence logits ln(p / (1 - p)) of each unit, p the true class's probability,
-            [n].
+        target: mean confidence logits ln(p / (1 - p)) of each unit, with the true class's
+            probability p, [n].
         shadows: confidence logits of the shadow models, [S, n].
         membership: units on which each shadow model was trained, bool [S, n].
         online: whether models that saw a unit are used. Otherwise Pr(x) is a corrected estimate

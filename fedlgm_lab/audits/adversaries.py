@@ -2,8 +2,8 @@
 released models.
 
 The noise is measured on releases through the public path. The audit therefore notices if too few
-nodes add noise, or if each adds too little. The distance of neighbouring sums is the same as in the
-probe.
+nodes add noise, or if each node adds too little. The distance of neighbouring sums is the same as
+in the probe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ confidence 0.999."""
 def by_adversary(
     subject: Subject, plan: ReleasePlan, ratio: float, confidence: float
 ) -> Iterator[AdversaryRow]:
-    """A row for each adversary; none if the guarantee has a single one.
+    """A row for each adversary; no rows if the guarantee has a single adversary.
 
     Args:
         subject: what to audit.
@@ -50,8 +50,9 @@ def by_adversary(
 
 
 def _most_noise(plan: ReleasePlan, adversary: Adversary, level: float, seed: int) -> float:
-    """Upper bound on the standard deviation of an adversary's noise over the plan's, by the
-    chi-square law.
+    """Upper bound on an adversary's noise, as its standard deviation over the planned one.
+
+    The bound follows from the chi-square law.
     """
     import scipy.stats
 

@@ -43,11 +43,11 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. It takes
-            the probe for noise in shares, because exact samples of this noise are slow, and a
-            distinguisher elsewhere. "probe" is deterministic; "distinguisher" tries one release
-            many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method
-            is registered (`register`) or named as "package.module:name".
+        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. For noise
+            in shares it takes the probe, because exact samples of this noise are slow. In all other
+            cases it takes a distinguisher. "probe" is deterministic; "distinguisher" tries one
+            release many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's
+            method is registered (`register`) or named as "package.module:name".
         confidence: confidence of the whole audit: releases as reported pass with at least this
             probability; see `audits.level`.
         trials: releases of each population, for the distinguisher.
@@ -55,7 +55,7 @@ class Audit:
         seed: seed of the audit, including its noise; None draws it from the operating system.
 
     Raises:
-        ConfigError: the method is unknown, or the confidence out of range.
+        ConfigError: the method is unknown, or the confidence is out of range.
     """
 
     method: str = "auto"
@@ -79,7 +79,7 @@ class Audit:
         Raises:
             ConfigError: there are too few trials or canaries, the mechanism releases nothing, a
                 single-release method is used for a run whose rounds are one mechanism, or a one-run
-                method for releases that cannot hold canaries.
+                method is used for releases that cannot hold canaries.
 
         Example:
             >>> Audit(method="probe").mechanism(Subject.of("snr-consistent")).passed
@@ -120,7 +120,7 @@ class Audit:
                 result = self._one_run(subject, reading, method, progress)
             result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
         rows = tuple(by_adversary(subject, reading.plan, reading.ratio, self.confidence))
-        if rows:  # their noise is measured
+        if rows:  # the rows rest on measured noise, so they have a confidence below 1
             result = dataclasses.replace(result, confidence=self.confidence)
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
@@ -159,7 +159,7 @@ OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
 """(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the
 result."""
 _METHODS: Registry[OwnAudit | None] = Registry("audit method", dict.fromkeys(get_args(Method)))
-"""None: the library's own."""
+"""Audits by name; None for the library's own methods."""
 
 
 @registers
@@ -268,7 +268,8 @@ def watch(
         seed: seed of canaries and noise, which have separate rings; None draws it from the
             operating system.
         progress: called with (round, all).
-        publish: the release function; another function shows whether an audit notices its defects.
+        publish: the release function. Pass a function with a defect to test whether an audit
+            notices the defect.
 
     Example:
         >>> record = watch(Subject.of("snr-consistent", rounds=2), count=8, presence="release", seed=1)

@@ -3,7 +3,8 @@ arrays.
 
 A score is any number that tends to be higher for included canaries than for canaries that were left
 out. Every bound holds with probability `confidence` over the canaries' fair coins and the
-mechanism's noise, under the neighbouring relation by which in and out differ. The assumptions are:
+mechanism's noise, under the neighbouring relation between populations with and without a canary.
+The assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any
@@ -70,8 +71,8 @@ def one_run_p_value(
     """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
 
     Args:
-        canaries: number m of canaries, each of which a separate fair coin puts in.
-        guesses: number r <= m of canaries guessed.
+        canaries: number m of canaries; for each, a separate fair coin decides whether it is in.
+        guesses: number r <= m of canaries for which a guess is made.
         correct: number v of correct guesses.
         epsilon: epsilon >= 0 of the hypothesis.
         delta: its delta.
@@ -152,7 +153,9 @@ def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
 def _best(
     part: Scores, significance: float, threshold: float | None, delta: float
 ) -> tuple[float, float]:
-    """Largest bound over the frontier's thresholds, or over the given one, and its threshold."""
+    """A bound and its threshold: the largest bound over the frontier's thresholds, or the bound at
+    the given threshold.
+    """
     if threshold is None:
         thresholds, rejected, missed = part.frontier()
     else:
@@ -178,8 +181,8 @@ def epsilon_one_run(
     guessed to be in.
 
     Args:
-        scores: scores of m canaries, each of which a separate fair coin puts in; a score depends
-            only on the release.
+        scores: scores of m canaries. For each canary a separate fair coin decides whether it is in.
+            A score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         threshold: the threshold; None chooses it on one half of the scores and evaluates it on the

@@ -62,11 +62,12 @@ class Canaries:
         layers: the layers that are released (as the mechanism sees them).
         count: number m of canaries.
         keys: the auditor's own ring, never the ring of the noise.
-        presence: unit of a canary's coin. With "release" each canary takes part in nine rounds of
-            ten, each time in its direction or in the opposite direction by a fair coin, for bounds
-            on single releases. With "run" a fair coin decides for the whole run, and an included
-            canary takes part with probability `rate`, as a client does, for bounds on the run as a
-            whole. In a run whose rounds are one mechanism (see the module) both are the same.
+        presence: unit of a canary's coin. "release" is for bounds on single releases: each canary
+            takes part in nine rounds of ten, and in each of these rounds a fair coin chooses its
+            direction or the opposite direction. "run" is for bounds on the run as a whole: a fair
+            coin decides for the whole run, and an included canary takes part in a round with
+            probability `rate`, as a client does. In a run whose rounds are one mechanism (see the
+            module) the two values mean the same.
         rate: the run's sampling rate q.
 
     Raises:
@@ -88,8 +89,8 @@ class Canaries:
         random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8), count=count * layers.size)
         unit = (2.0 * bits.reshape(count, layers.size) - 1.0).astype(np.float32)
-        # Products with it are torch's, whose threads the caller has limited; NumPy's take all
-        # cores.
+        # Products with this array use torch, whose threads the caller has limited. NumPy would use
+        # all cores.
         self._unit = torch.from_numpy(
             unit / np.sqrt(layers.sizes).astype(np.float32).repeat(layers.sizes)
         )
@@ -138,7 +139,7 @@ class Canaries:
         return self._measured
 
     def _part(self, round: int, plan: ReleasePlan) -> _Part:
-        """The canaries of a round, with their signs."""
+        """The canaries that take part in a round, with their signs."""
         run = charging.of(plan.facts).run
         if run is not None:
             turn = (round - 1) % run.separation
@@ -225,8 +226,8 @@ class Canaries:
     def _noise(
         self, round: int, plan: ReleasePlan, noise: Array, columns: Columns
     ) -> dict[str, Array]:
-        """Figures of a round's independent noise for the checks; z = C w if the noise w is
-        correlated.
+        """Figures of a round's independent noise for the checks. If the noise w is correlated, the
+        independent noise is z = C w.
         """
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = charging.of(plan.facts).run
@@ -263,7 +264,9 @@ class _Part:
 
     @classmethod
     def of(cls, orientation: Array, signs: Array, unit: Tensor) -> _Part:
-        """Canaries of directions `unit` [m, D] that are in with `signs`."""
+        """Canaries with directions `unit` [m, D]; canaries whose entry in `signs` is not 0 are
+        included.
+        """
         chosen = torch.from_numpy(np.flatnonzero(signs))
         directions = torch.from_numpy(signs).float()[chosen] @ unit[chosen]
         return cls(orientation, signs, directions.double().numpy(), len(chosen))
@@ -275,7 +278,7 @@ class _Measured:
 
     Attributes:
         key: bounds, noise and released layers.
-        columns: places of the released layers.
+        columns: indices of the released layers.
         scale: noise scale of every released coordinate of a layer.
         share: s_j / sigma_j of each layer, [K]; 0 where not released.
         multiplier: the plan's effective multiplier.
@@ -295,8 +298,9 @@ class _Measured:
     def of(
         cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]
     ) -> _Measured:
-        """Bound one canary for all of them: bounding depends only on the layers' norms, which are
-        equal.
+        """The effect on any canary, computed from one canary.
+
+        Bounding depends only on the norms of the layers, which are the same for all canaries.
 
         Args:
             plan: the plan.
@@ -307,7 +311,7 @@ class _Measured:
         bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
         update = unit * torch.from_numpy(bound)
         block = BoundedSum.empty(plan)
-        # levelling turns the direction of an update above the bound
+        # a plan that levels the layers changes the direction of an update above the bound
         above = 1.0 if plan.fills else _ABOVE
         block.add(
             _updates_at_bounds(update, plan) if plan.bounded_by == "trainer" else above * update
@@ -354,7 +358,7 @@ def check_auditable(plan: ReleasePlan) -> None:
 
 
 def _updates_at_bounds(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-    """Canaries already at the plan's bounds, as from a trainer; their answers to its queries are
+    """Canaries at the plan's bounds, in a trainer's form; their answers to the plan's queries are
     0.
     """
     zeros = [torch.zeros(len(updates), noisy.size) for noisy in plan.queries]

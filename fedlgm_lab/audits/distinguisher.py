@@ -34,9 +34,7 @@ Release = Callable[[int, np.random.Generator], npt.ArrayLike]
 OnTrial = Callable[[int, int], None]
 TRIALS = 4000
 _CERTAIN = 1e6  # log-likelihood ratio of a vector that only one population can release
-_PER_COORDINATE = (
-    16  # trials from which a row of the covariance of everything released is estimated
-)
+_PER_COORDINATE = 16  # least number of trials per released number, to estimate a covariance
 
 
 # -- mechanisms --------------------------------------------------------------------------------------------------------
@@ -223,9 +221,9 @@ def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, wit
     )
     if len(bare):
         numbers = (
-            f"{len(bare)} of {without.shape[1]} numbers have none here, the first at {bare[0]}"
+            f"{len(bare)} of {without.shape[1]} numbers have no noise, the first at index {bare[0]}"
         )
-        text.append(f"The inputs differ without noise: {numbers}")
+        text.append(f"The inputs differ in numbers without noise: {numbers}")
     if text:
         warnings.warn(Notice(". ".join(text)), stacklevel=3)
 

@@ -151,9 +151,9 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
     """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian
     noise.
 
-    The variance of the noise is unknown, and it is the same for canaries that are in and canaries
-    that are out. The bound therefore inverts the noncentral t law of the two-sample t statistic. A
-    release with such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
+    The noise has the same unknown variance for canaries that are in and for canaries that are out.
+    The bound therefore inverts the noncentral t law of the two-sample t statistic. A release with
+    such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
         scores: independent scores with Gaussian noise.

@@ -17,7 +17,7 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-# how many first numbers are compared: most per layer, most per round, and fewest
+# limits on the compared first numbers: most per layer, most per round, fewest per pair of layers
 _HEAD, _HEADS, _FEWEST = 256, 4096, 8
 # edges of the cells of magnitudes; the first cell is for numbers without noise
 _EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
@@ -29,7 +29,7 @@ def figures(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> dic
     each layer.
 
     Args:
-        noise: noise of a round, in units of the plan's.
+        noise: noise of a round, in units of the plan's noise.
         spans: layer -> its start and end in `noise`.
         layers: number K of layers.
     """
@@ -86,9 +86,9 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
     """Significance |z| of the correlation between rounds at each distance, [T], and the
     significance of the two layers whose noise is most similar.
 
-    Two layers are compared in the numbers that both have, if these are eight or more. The
-    correlations at one distance are the correlations of each layer with itself, over all rounds and
-    layers together.
+    Two layers are compared in the numbers that both have, if there are at least eight such numbers.
+    The correlations at one distance are the correlations of each layer with itself, over all rounds
+    and layers together.
 
     Args:
         heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are

@@ -22,7 +22,7 @@ from fedlgm_lab.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm_lab.audits.scores import CONFIDENCE, Scores
 from fedlgm_lab.audits.whole_run import audit_whole_run, repeat_last
 
-_MOST_LEVELS = 8  # different noise levels of one layer that are composed one by one
+_MOST_LEVELS = 8  # largest number of a layer's noise levels that are composed one by one
 
 
 def audit_record(
@@ -38,8 +38,8 @@ def audit_record(
 
     Args:
         record: the record, see `Canaries.record`. Bounds on single releases ("one-run-gaussian")
-            need records with presence = "release", bounds on whole runs ("one-run") records with
-            presence = "run".
+            need records with presence = "release". Bounds on whole runs ("one-run") need records
+            with presence = "run".
         layers: the layers that were released.
         reported: the run's reported figures.
         method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and
@@ -47,8 +47,8 @@ def audit_record(
         confidence: confidence of the whole audit. With at least this probability, releases that are
             as reported pass and `epsilon_lower` is at most the true epsilon. Bounds and checks
             share the level (see `level.Shares`).
-        per_layer: whether single layers are examined. Without them the accountant is faster and the
-            bound a thousandth smaller.
+        per_layer: whether single layers are examined. If they are not examined, the accountant is
+            faster, and the bound is a thousandth smaller.
 
     Raises:
         ConfigError: the record does not fit the method, or there are too few canaries.
@@ -64,8 +64,8 @@ def audit_record(
     check_known("method for a run", method, Method)
     if record.presence != "run":
         raise ConfigError(
-            f"{method} needs canaries that are in or out of the whole run; these have a coin per "
-            "round"
+            f"{method} needs canaries that are in or out of the whole run; these canaries "
+            "have a coin for each round"
         )
     return _audit_run(record, reported, confidence)
 
@@ -88,7 +88,7 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        # this costs no more than all levels together
+        # the epsilon of this event is at most the epsilon of all levels together
         levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
@@ -114,9 +114,7 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 def release_ratio(
     record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE
 ) -> float:
-    """Lower bound on the releases' signal-to-noise ratio over the planned one; see
-    `noise_ratio`.
-    """
+    """Lower bound on the releases' signal-to-noise ratio over the planned ratio (`noise_ratio`)."""
     squared = np.sum(record.weights**2 * record.length, axis=1)
     length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
     noise = NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)

@@ -152,8 +152,8 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
 
 
 def _inverse_distance(plan: ReleasePlan) -> float:
-    """1 / accounted distance. It is 1 if the plan accounts for nothing, because any distance is
-    then too large.
+    """The inverse of the accounted distance. It is 1 if the plan accounts for nothing, because any
+    distance is then too large.
     """
     factor = SENSITIVITY_FACTOR[plan.facts.relation]
     multiplier = plan.effective_multiplier

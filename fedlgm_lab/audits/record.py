@@ -32,7 +32,7 @@ class CanaryRecord:
             where a canary of a run whose rounds are one mechanism could not take part.
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
         energy: mean square of the noise (whitened, where it is correlated) in each layer, in units
-            of the plan's, [T, K]; NaN where not released.
+            of the plan's noise, [T, K]; NaN where not released.
         head: first numbers of that noise in each layer, [T, K, width]; NaN where there are none.
         cells: number of that noise's magnitudes in each cell of their law, [T, K, cells].
         multipliers: the plan's effective multiplier of each round, [T].

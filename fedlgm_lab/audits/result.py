@@ -101,7 +101,7 @@ class LayerRow:
         layer: name.
         size: coordinates d_j.
         epsilon_lower: lower bound from this layer alone, which also bounds the whole release.
-        epsilon_planned: what the plan's noise costs if only this layer were released.
+        epsilon_planned: epsilon of the plan's noise if only this layer were released.
     """
 
     layer: str
@@ -112,18 +112,19 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class AdversaryRow:
-    """Lower bound for one of several adversaries, from the noise of the nodes whose shares it does
-    not know.
+    """Lower bound on the epsilon against one of several adversaries.
+
+    The bound follows from the noise of the nodes whose shares this adversary does not know.
 
     Example:
         >>> AdversaryRow("readers", nodes=20, epsilon_lower=6.7, epsilon_reported=7.3).nodes
         20
 
     Attributes:
-        adversary: who it is.
+        adversary: name of the adversary.
         nodes: number of these nodes.
-        epsilon_lower: lower bound on the epsilon against it.
-        epsilon_reported: the epsilon that is stated.
+        epsilon_lower: lower bound on the epsilon against the adversary.
+        epsilon_reported: the stated epsilon against the adversary.
     """
 
     adversary: str
@@ -142,9 +143,9 @@ class AuditResult:
         epsilon_lower: lower bound on the epsilon of the releases.
         epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is
             claimed.
-        delta: delta at which both are stated.
-        confidence: smallest probability with which an audit passes releases that are as reported
-            and `epsilon_lower` does not exceed the truth; 1 for methods without statistics.
+        delta: delta of both epsilons.
+        confidence: lower bound on the probability that releases as reported pass the audit and that
+            `epsilon_lower` does not exceed the true epsilon; 1 for methods without statistics.
         guarantee: the releases' guarantee, in one line.
         observations: scores behind the bound.
         layers: one row per layer, if the method examines layers.

@@ -57,7 +57,7 @@ class Scores:
         """Two halves drawn at random, of the scores in and out.
 
         Raises:
-            ConfigError: a part would be empty.
+            ConfigError: a half would be empty.
         """
         rng = np.random.default_rng(seed)
         halves = []
@@ -72,8 +72,8 @@ class Scores:
         return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
 
     def frontier(self) -> tuple[Array, Counts, Counts]:
-        """Thresholds at the corners of the concave hull of the ROC curve, and scores out and in
-        below each.
+        """Thresholds at the corners of the concave hull of the ROC curve, and the numbers of scores
+        out and in below each threshold.
         """
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
@@ -83,7 +83,7 @@ class Scores:
 
 
 def _hull(x: Counts, y: Counts) -> Counts:
-    """Indices of points that do not lie on or below a segment between two others; x ascending."""
+    """Indices of points that lie above every segment between two other points; x is ascending."""
     indices = np.arange(len(x))
     while len(indices) > 2:
         dx, dy = np.diff(x[indices]), np.diff(y[indices])

@@ -133,8 +133,9 @@ class Subject:
                 local trust.
             epsilon: budget of the run.
             delta: its delta.
-            rounds: its rounds; None for a few, or for one if only single releases can be audited
-                (Laplace noise, no noise, variants that are not private).
+            rounds: number of rounds of the run. None stands for a few rounds, or for one round if
+                only single releases can be audited (Laplace noise, no noise, variants that are not
+                private).
             rate: Poisson sampling rate.
             layers: layers of the model; by default three of very different sizes.
             options: options of the mechanism.
@@ -152,7 +153,7 @@ class Subject:
             label = name if variant == "sound" else f"{name} ({variant})"
         if isinstance(mechanism, PlansFromAnswers):
             raise ConfigError(
-                f"{label}: its clients make two releases in a round, the second planned from the "
+                f"{label}: its clients make two releases in a round and plan the second from the "
                 "first, which an audit does not repeat: audit 'uniform' under local trust, whose "
                 "releases have the same bounds and cost"
             )
@@ -251,8 +252,9 @@ class Subject:
     def world(
         self, transcript: Transcript, updates: list[Tensor], base: World | None = None
     ) -> World:
-        """A population with these updates, the target's last; `base` is the same without the
-        target, if known.
+        """A population with these updates; the target's update is the last.
+
+        `base` is the same population without the target, if it is known.
 
         Raises:
             ConfigError: the mechanism releases nothing.
@@ -314,8 +316,9 @@ class Subject:
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Multipliers of the releases that can contain one unit's data, the costliest if a cap
-        leaves some out.
+        """Multipliers of the releases that can contain one unit's data.
+
+        If a cap leaves some releases out, these are the costliest releases.
         """
         multipliers = self.multipliers(plan)
         return (

@@ -6,13 +6,13 @@ canary's contribution (C s_i)_t times the bound, with s_i its signs over the rou
 noise of standard deviation 1 that is independent over rounds, layers and orthogonal directions. The
 audit uses one of two bounds on the noise:
 
-* over all rounds and canaries, as if each were a separate release. This bound is tight, and valid
-  if whitening makes the noise white, which a check tests;
-* if that check fails, over the canaries' sums, each along a canary's whole effect on the run. This
-  is the adversary's best test and valid for any Gaussian noise. For a sound run it is used only if
-  the check failed by chance, so it takes no share of the level.
+* A bound over all rounds and canaries, as if each were a separate release. This bound is tight. It
+  is valid if whitening makes the noise white, which a check tests.
+* If that check fails, a bound over the canaries' sums. A canary's sum is taken along the canary's
+  whole effect on the run. This bound is the adversary's best test and valid for any Gaussian noise.
+  For a sound run it is used only if the check failed by chance, so it takes no share of the level.
 
-Each is a lower bound on the signal-to-noise ratio over the planned one. The audit reports the
+Each is a lower bound on the signal-to-noise ratio over the planned ratio. The audit reports the
 epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling
 follow the schema.
 """
@@ -87,8 +87,8 @@ def audit_whole_run(
 def run_epsilon(
     run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False
 ) -> float:
-    """Epsilon of a run whose noise is the plan's divided by `ratio`, for a client in the worst
-    group.
+    """Epsilon of a run whose noise is the plan's noise divided by `ratio`, for a client in the
+    worst group.
 
     Args:
         run: the run.
@@ -148,7 +148,7 @@ class View:
     Attributes:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: their means by the plan, [T, m, K].
-        orientation: sign of each canary's contributions, 0 for one that never takes part, [m].
+        orientation: sign of each canary's contributions, 0 for a canary that never takes part, [m].
         shares: bound over noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
         energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not
@@ -214,8 +214,8 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on a layer's signal-to-noise over the planned value; 0 if it was never
-        observed.
+        """Lower bound on a layer's signal-to-noise ratio over the planned ratio; 0 if the layer was
+        never observed.
         """
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
@@ -258,8 +258,8 @@ class View:
         return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Lower bound on the signal-to-noise of those sums over the planned one; 0 for too few
-        canaries.
+        """Lower bound on the signal-to-noise ratio of those sums over the planned ratio; 0 for too
+        few canaries.
         """
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
         overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)
@@ -274,8 +274,8 @@ class View:
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which the noise was observed completely. Without such rounds, the
-    noise of the canaries' sums.
+    """The noise of the rounds in which the noise was observed completely. If there are no such
+    rounds, it is the noise of the canaries' sums.
     """
     complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if complete.any():

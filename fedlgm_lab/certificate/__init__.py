@@ -1,1 +1,3 @@
-"""Certificates of privacy that others can check: the writer, the auditor and the commands."""
+"""Certificates of privacy that third parties can check: the writer, the auditor and the
+commands.
+"""

@@ -1,8 +1,9 @@
-"""Level 2: an auditor opens the commitment, draws the noise again and takes it off the releases.
+"""Level 2: an auditor opens the commitment, draws the noise again and subtracts it from the
+releases.
 
 The auditor sees the sums without noise, so it must be trusted as the server is. The noise of a
-release depends on its sum (see `fedlgm.noise.release.Noising`), which the operator's private folder
-therefore holds.
+release depends on the release's sum (see `fedlgm.noise.release.Noising`), so the operator's private
+folder holds the sums.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ NOT_COVERED = (
 class Levels:
     """Level of each statement that can fail by chance, for a whole audit.
 
-    By the union bound, an honest run is refused with probability at most 1 - confidence: half of it
-    is for the slopes of all layers and rounds, half for the sizes of the cohorts of all rounds.
+    By the union bound, an honest run is refused with probability at most 1 - confidence: one half
+    of this probability is for the slopes of all layers and rounds, the other half for the sizes of
+    the cohorts of all rounds.
 
     Attributes:
         slope: level of one layer's slope in one round, two-sided.
@@ -79,7 +81,7 @@ class Audited:
     """The outcome of a level-2 check that holds.
 
     Attributes:
-        confidence: probability with which an honest run passes, at least.
+        confidence: least probability with which an honest run passes.
         rounds: number of rounds.
         error: largest standard error of a layer's slope in one round.
     """
@@ -126,7 +128,7 @@ def audit(case: Case, private: Path, confidence: float = CONFIDENCE) -> Audited:
             if read.joint:
                 plan = replace(plan, position=number - 1)
         except FedlgmError as error:
-            raise Refused(5, f"the plan of round {number} is not one ({error})") from None
+            raise Refused(5, f"the plan of round {number} is not a plan ({error})") from None
         exact = _sum(private / "sums" / f"round-{number:06d}.f64", plan.size, number)
         key = case.charges[entry["row"] - 1]["key"]
         release = plan, ring, number, key, exact, released
@@ -210,7 +212,7 @@ def check_release(
         released: the released sum, float64 [plan.size].
         levels: levels of the statements that can fail by chance.
         backend: generator of the noise.
-        run_noise: noise of the rounds before, if it is correlated over the rounds.
+        run_noise: noise of the earlier rounds, if noise is correlated over the rounds.
 
     Returns:
         The largest standard error of a layer's slope.
@@ -251,7 +253,8 @@ def check_release(
 
 
 def _check_slope(z: np.ndarray, rest: np.ndarray, level: float, where: str) -> float:
-    """Refuse a layer whose rest is not independent of the noise; returns the slope's error.
+    """Refuse a layer whose release, without the noise, is not independent of the noise; returns the
+    slope's error.
 
     The slope of v on z is 1 + r |rest| / |z|, where r is the cosine between rest and z. The
     direction of Gaussian noise is uniform, so for an honest release r^2 has a Beta(1/2, (d - 1)/2)

@@ -24,8 +24,8 @@ def commitment_of(root: bytes, nonce: bytes) -> str:
 
 
 def noise_root(root: bytes, beacon: bytes) -> int:
-    """The root of a run's keys: BLAKE2b of root and beacon, 128 bits. Neither side can pick it
-    alone.
+    """The root of a run's keys: BLAKE2b of root and beacon, 128 bits. Neither the operator nor the
+    auditor can pick this root alone.
 
     Example:
         >>> noise_root(bytes(32), bytes(32)) == noise_root(bytes(32), b"1" * 32)

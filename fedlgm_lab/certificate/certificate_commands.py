@@ -13,7 +13,7 @@ from simulations.shell import JsonOption, RunArgument, console
 
 _KeyOption = Annotated[Path, typer.Option("--key", help="Private key in PEM (Ed25519).")]
 _NewKeyOption = Annotated[
-    bool, typer.Option("--new-key", help="Make the key first, with its public key beside it.")
+    bool, typer.Option("--new-key", help="First make the key, and write its public key beside it.")
 ]
 
 
@@ -29,7 +29,7 @@ def certify(
     ] = None,
     new_key: _NewKeyOption = False,
 ) -> None:
-    """Issue a certificate of a finished run, which others can check."""
+    """Issue a certificate of a finished run. Anybody can check the certificate."""
     from fedlgm_lab.certificate import signing
     from fedlgm_lab.certificate.certify import certify as issue
 
@@ -43,7 +43,9 @@ def certify(
 def anchor(
     head: Annotated[str, typer.Argument(help="ROUND:HEAD, or commitment:HASH for a beacon.")],
     key: _KeyOption,
-    out: Annotated[Path | None, typer.Option(help="File to add to; default: print.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to add the anchor or beacon to; default: print.")
+    ] = None,
     new_key: _NewKeyOption = False,
 ) -> None:
     """Sign a head of somebody's run as its witness, or answer its commitment with a beacon."""
@@ -90,7 +92,9 @@ def verify(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a certificate: exit status 0 holds, 2 does not hold, 3 cannot be checked."""
+    """Check a certificate. Exit status: 0 if it holds, 2 if it does not, 3 if it cannot be
+    checked.
+    """
     from fedlgm_lab.certificate.verifier.run import run_checks
 
     status = run_checks(

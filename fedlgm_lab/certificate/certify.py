@@ -48,7 +48,7 @@ def certify(
         The certificate's file. The model's file is `model.safetensors` in the run folder.
 
     Raises:
-        ConfigError: the recipe did not keep releases, or the key is not one.
+        ConfigError: the recipe did not keep releases, or the key is not an Ed25519 key.
         RunError: the run is not finished or has no certificate, or `out` is another file or cannot
             be written; the message gives the reason.
         LedgerError: the ledger is damaged, or does not match the run.

@@ -1,8 +1,9 @@
 """The commitment of a run to its noise, before an auditor draws the beacon.
 
 The root of a run's keys follows from a secret root of the operator and from a beacon. The operator
-publishes a hash of the root first, and only then sees the beacon, so neither of them can pick the
-noise. The secret root stays in the run's private folder after the run, for the auditor.
+first publishes a hash of the root and only then sees the beacon, so neither the operator nor the
+auditor can pick the noise. The secret root stays in the run's private folder after the run, for the
+auditor.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class Commitment:
         Args:
             beacon: file in which the auditor answers; None draws a beacon here, which an auditor
                 will not accept.
-            seconds: time for which a missing file is waited for.
+            seconds: longest time to wait for a missing file.
 
         Raises:
-            RunError: no answer arrived, or it is not an answer to this commitment; or the secret
-                root is gone.
+            RunError: no answer arrived, the answer is not to this commitment, or the secret root is
+                missing.
         """
         if not self.path.is_file():
             if self.public.is_file():
@@ -78,7 +79,9 @@ class Commitment:
 
     @property
     def statement(self) -> dict[str, str]:
-        """What a settled commitment makes public: the commitment, and the beacon with its source."""
+        """The public values of a settled commitment: the commitment, and the beacon with its
+        source.
+        """
         raw = self._read()
         public = {name: raw[name] for name in ("beacon", "by", "signature")}
         return {"commitment": self.commitment} | public

@@ -1,10 +1,11 @@
 """The releases that a run keeps for its certificate (`run.keep_releases`).
 
-`releases/` is public. It holds the initial weights (float32) and every released sum (float64), as
-raw little-endian numbers, and a chain of hashes: a head covers the recipe, the code, the initial
-weights, the commitment to the noise, and for every release so far the ledger's head, the plan and
-the released vector. A head that others keep therefore fixes all of them. `private/sums/` holds the
-sums before the noise, which only an auditor may see.
+`releases/` is public. It holds the initial weights (float32) and every released sum (float64) as
+raw little-endian numbers. It also holds a chain of hashes. Each head of the chain covers the
+recipe, the code, the initial weights and the commitment to the noise. For every release so far it
+also covers the ledger's head, the plan and the released vector. A head that somebody else keeps
+therefore fixes all of these values. `private/sums/` holds the sums before the noise, which only an
+auditor may see.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class ReleaseLog:
 
     Args:
         folder: the run's folder.
-        ledger: the run's ledger, whose rows are charged before a release is kept; None reads only.
+        ledger: the run's ledger, in which a release is charged before it is kept; None only reads
+            kept releases.
 
     Attributes:
         rows: the start of the chain, and one row for each kept release.
@@ -76,7 +78,7 @@ class ReleaseLog:
     def begin(
         self, owner: str, module: nn.Module, layers: LayerTable, noise: dict[str, Any] | None
     ) -> None:
-        """Write the start of the chain, or check that the one on disk has the same content.
+        """Write the start of the chain, or check that the start on disk has the same content.
 
         Args:
             owner: identity of the ledger.
@@ -105,7 +107,8 @@ class ReleaseLog:
             if self.rows[0]["head"] != head:
                 raise RunError(
                     f"{self.chain.path} was begun with other code, weights or another commitment: "
-                    "a certificate covers one of them; continue with those, or start a new run"
+                    "a certificate covers only one of each; continue with the earlier ones, or "
+                    "start a new run"
                 )
             return
         self.public.mkdir(exist_ok=True)

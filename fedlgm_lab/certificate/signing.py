@@ -73,11 +73,11 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
 
     The same key answers the same commitment with the same beacon, so an operator cannot ask for
-    several beacons and choose one. Ed25519 signatures are deterministic, and secret until they are
-    shown.
+    several beacons and choose one. Ed25519 signatures are deterministic, and nobody knows a
+    signature before the auditor shows it.
 
     Raises:
-        ConfigError: the text is neither.
+        ConfigError: the text has neither form.
 
     Example:
         >>> sorted(sign_head("5:" + "ab" * 32, Ed25519PrivateKey.generate()))
@@ -86,7 +86,7 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
     match = _HEAD.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
-            f"a head is ROUND:HASH, and a commitment commitment:HASH, with 64 digits; got {text!r}"
+            f"the text must be ROUND:HASH or commitment:HASH, with 64 digits in HASH; got {text!r}"
         )
     kind, value = match.groups()
     if kind == "commitment":

@@ -34,11 +34,11 @@ class Work:
     """Amount of computation that a model's size permits.
 
     Attributes:
-        steps: steps of the warm-up.
-        batch: examples of a step.
+        steps: number of steps of the warm-up.
+        batch: number of examples of a step.
         stage: passes over examples for the contributions of a stage.
-        held_out: examples on which losses are measured.
-        probes: random vectors for a trace.
+        held_out: number of examples on which losses are measured.
+        probes: number of random vectors for a trace.
     """
 
     steps: int
@@ -80,7 +80,7 @@ class Work:
         return sorted(points)
 
     def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
-        """Rows of the warm-up's steps from `first` up to `last`, shuffled passes over the
+        """Rows for the warm-up's steps from `first` up to `last`, in shuffled passes over the
         examples.
         """
         per_pass = max(1, examples // self.batch)

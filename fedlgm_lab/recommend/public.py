@@ -24,7 +24,9 @@ SYNTHETIC = 2048
 """Number of synthetic examples, which are used if none are given."""
 MOST = 20_000
 """Largest number of examples that are used."""
-_HELD_OUT = 4  # one example in this number is used for measurements, the others for training
+_HELD_OUT = (
+    4  # one example in this number is used for measurements, the remaining ones for training
+)
 
 
 def public_examples(
@@ -178,8 +180,9 @@ def _training(given: Any) -> list[Any]:
 
 
 def _share_memory(first: Any, second: Any) -> bool:
-    """Whether arrays or tensors hold some of the same numbers, which are not read: a copy is
-    therefore not noticed.
+    """Whether arrays or tensors share memory.
+
+    The numbers are not read, so a copy is not noticed.
     """
     arrays = [
         each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (first, second)

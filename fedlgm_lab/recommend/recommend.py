@@ -48,8 +48,8 @@ class Recommendation(Figures):
     """A recommendation, as a JSON-compatible mapping with its figures as attributes.
 
     Attributes:
-        scores: rule -> its score as a ratio to the flat Gaussian's: the geometric mean over the
-            stages.
+        scores: rule -> geometric mean, over the stages, of its score's ratio to the flat Gaussian's
+            score.
         advice: what to use, in a sentence.
 
     Example:
@@ -94,8 +94,8 @@ def recommend(
 
     with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the
     noise of layer l and q N the expected cohort. Scores are ratios to the score of the flat
-    Gaussian mechanism at the same bound. They assume that each rule gets its own server learning
-    rate. docs/results/recommend.md compares predictions with runs.
+    Gaussian mechanism at the same bound. They assume that each rule has a server learning rate of
+    its own. docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
@@ -111,15 +111,16 @@ def recommend(
         overrides: as for `simulate`.
         examples: number of training examples of all clients together, if it is public; not needed
             for a bundled set.
-        options: unknown arguments, which are refused with the recipe key that may be meant.
+        options: unknown arguments. They are refused, and the message names the recipe key that may
+            be meant.
 
     Returns:
         Scores, advice, and sizes, norms and suggested bounds of the layers. Repeated calls return
         the same result.
 
     Raises:
-        ConfigError: the warm-up did not get beyond chance, so its models are not representative; or
-            the mechanism has no noise.
+        ConfigError: the mechanism has no noise, or the warm-up did not get beyond chance, so that
+            its models are not representative.
         DataError: the public examples do not fit.
 
     Example:
@@ -207,7 +208,7 @@ def _stages(
     for share in STAGES:
         target = start - share * (start - least)
         steps, model, _ = next(point for point in path if point[2] <= target)
-        if steps not in seen:  # a short warm-up may pass two marks at one model
+        if steps not in seen:  # in a short warm-up one model may be the first to pass two marks
             seen[steps] = (*units.observe(model, list(methods.values())), landscape.at(model))
         means, plans, lengths, curvature = seen[steps]
         values = [score(curvature, mean, plan) for mean, plan in zip(means, plans, strict=True)]

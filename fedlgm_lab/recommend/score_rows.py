@@ -58,7 +58,7 @@ class Advice(TypedDict):
         bound: the bound S that was scored.
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.
-        assumed: whether this number was unknown and set to one batch.
+        assumed: whether the number of examples per client was unknown and set to one batch.
         private_examples_read: number of private examples read, always 0.
     """
 

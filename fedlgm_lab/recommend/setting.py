@@ -31,7 +31,7 @@ class Setting:
         assembly: objects of the recipe over public examples.
         facts: the run's facts, at the multiplier of its budget.
         share: mean number of examples of a client.
-        assumed: whether this number is unknown and set to one batch.
+        assumed: whether the number of examples is unknown and set to one batch.
     """
 
     assembly: Assembly

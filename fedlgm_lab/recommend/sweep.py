@@ -39,7 +39,7 @@ class SweepRow(TypedDict):
             under central trust.
         noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
         snr: SNR_j of every layer, by its name.
-        refused: reason why there is no such plan; the figures above are then missing.
+        refused: reason why this setting has no plan; the figures above are then missing.
     """
 
     epsilon: float

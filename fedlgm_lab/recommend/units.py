@@ -117,8 +117,8 @@ class Clients(Units):
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
         """See `Units`. The optimizer is the clients' optimizer, on the examples of all clients.
 
-        Trainers other than the plain trainer may rely on the bound and on the server's step. They
-        make rounds of one client with one batch each.
+        Trainers other than the plain trainer may rely on the bound and on the server's step. With
+        these trainers each step of the warm-up is a round of one client with one batch.
         """
         if self.assembly.model.trainer_kind is kinds.PLAIN:
             return self._descend(model, map(self._gradient, rows))
@@ -185,7 +185,7 @@ class Examples(Units):
         self._rows = torch.arange(self.warming, len(self.y))[: max(64, min(2048, most // 8))]
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`; steps are on sums bounded as a whole, as in DP-SGD."""
+        """See `Units`; as in DP-SGD, steps use sums of gradients that are bounded as a whole."""
         clip = FlatClip(bound_of(self.assembly))
         sums = (
             self._gradients.sum(inputs.take(self.x, batch), self.y[batch], clip) for batch in rows

@@ -1,7 +1,7 @@
 """The sentence of advice that follows from scores.
 
-On new networks gains were predicted that runs did not confirm (docs/results/recommend.md), so the
-advice of another rule than the flat one asks for a comparison.
+On new networks some predicted gains were not confirmed by runs (docs/results/recommend.md). Advice
+to use a rule other than the flat one therefore asks for a comparison.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FLAT = "gaussian"
-"""The rule with which others are compared: one bound for the whole contribution."""
+"""The rule with which other rules are compared: one bound for the whole contribution."""
 LEVELLED = "water-filling"
 """A rule with the flat bound, which cuts the largest layers of an update first. It is for clients
 only."""

@@ -1,7 +1,7 @@
 """A finished run as an RO-Crate: its public files in one archive, described in JSON-LD.
 
-RO-Crate (Soiland-Reyes et al. 2022) with the profile Process Run Crate 0.5, as funders ask for it
-and as repositories such as Zenodo keep it.
+The format is RO-Crate (Soiland-Reyes et al. 2022) with the profile Process Run Crate 0.5. Funders
+ask for RO-Crates, and repositories such as Zenodo keep them.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _STATED = ("unit", "relation", "trust", "delta", "guarantee", "attack")
 def write_crate(run: Path | str, file: Path | str, model: Path | str | None = None) -> Path:
     """Write a finished run's public files, its model and its privacy statement as an RO-Crate.
 
-    Nothing of the run's `private/` folder is in it.
+    The archive holds nothing from the run's `private/` folder.
 
     Args:
         run: run folder.
         file: archive to write; its suffix is .zip.
-        model: the run's model as `RunResult.export` wrote it (.safetensors), for a run that was
-            given its model as a Python object; by default the model is exported here.
+        model: the model's file (.safetensors), as `RunResult.export` wrote it. It is needed if the
+            run was given its model as a Python object; otherwise the model is exported here.
 
     Returns:
         The archive.
 
     Raises:
-        ConfigError: the suffix is another one, the package `rocrate` is not installed, or `model` is
-            needed, or is the model of another run.
+        ConfigError: the suffix is not .zip, the package `rocrate` is not installed, `model` is
+            needed but missing, or `model` belongs to another run.
         RunError: the folder is not a run's, the run is not finished, or a file cannot be written.
         LedgerError: the ledger does not fit the recipe, the checkpoints or the result.
 
@@ -110,7 +110,7 @@ def _copy_model(file: Path, copy: Path, sha256: str) -> None:
 def _describe(
     crate: Any, folder: RunFolder, result: RunSummary, model: Path, statement: Path
 ) -> None:
-    """Add the files and what is known of the run to an empty crate."""
+    """Add the files and the description of the run to an empty crate."""
     from rocrate.model import ContextEntity, SoftwareApplication
 
     stated: dict[str, Any] = {**result["statement"]}

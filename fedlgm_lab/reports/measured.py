@@ -13,7 +13,7 @@ from simulations.runs.folder import RunFolder
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """What one attack found at one rate of false alarms.
+    """Result of one attack at one rate of false alarms.
 
     Attributes:
         attack: its name.
@@ -34,12 +34,12 @@ class MeasuredRate:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured on a run, and for which unit.
+    """Attacks and audits that were measured on a run, with their unit.
 
     Attributes:
         unit: the run's unit.
         rates: rates of attacks on this unit.
-        others: names of attacks on another unit, to which the bounds do not apply.
+        others: names of attacks on another unit; the bounds do not apply to these attacks.
         audited: lower bound on epsilon of an audit, and its delta; None without an audit.
     """
 
@@ -50,7 +50,7 @@ class Measurements:
 
     @classmethod
     def of_run(cls, folder: RunFolder) -> Measurements:
-        """What the run's folder holds.
+        """The measurements in the run's folder.
 
         Raises:
             RunError: a file of results is damaged.
@@ -86,7 +86,7 @@ class Measurements:
         return [rate for rate in self.rates if rate.low > bounds.tpr(min(1.0, rate.fpr_high))]
 
     def line(self, alarms: np.ndarray) -> np.ndarray | None:
-        """The line delta + e^epsilon a over rates a of false alarms, which some attack reaches.
+        """The line delta + e^epsilon a over rates a of false alarms; some attack reaches it.
 
         The line follows from the definition of the audited epsilon: if epsilon were smaller, no
         attack could lie above the line.

@@ -1,5 +1,5 @@
-"""Pages from the templates of this folder, and what the report and the notebook summary share: key
-figures, layer table, curves.
+"""Pages from the templates of this folder, and the key figures, layer table and curves that reports
+and notebook summaries share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Table(NamedTuple):
 
     Attributes:
         head: names of the columns.
-        rows: cells; the first one names the row.
+        rows: cells of each row; the first cell names the row.
         caption: description of the table.
         words: whether the last column holds text instead of figures.
     """

@@ -13,7 +13,7 @@ class Party(NamedTuple):
 
     Attributes:
         name: the party.
-        sees: what reaches it.
+        sees: data that reach the party.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Site(NamedTuple):
 
     Attributes:
         name: its name.
-        contributed: what it sent, as far as that is public.
-        saw: what reached it.
+        contributed: public description of the data that the site sent.
+        saw: data that reached the site.
     """
 
     name: str

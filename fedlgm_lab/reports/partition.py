@@ -19,9 +19,9 @@ class PartitionReport(TypedDict):
     """A recipe's partition.
 
     Attributes:
-        recipe, scheme, clients, classes: the data that are divided, and how.
+        recipe, scheme, clients, classes: the divided data, and the form of the division.
         sizes: min, median and max of the number of examples per client; "empty" is the number of
-            clients without any.
+            clients without examples.
         histogram: number of examples, [clients, classes].
         picture: file of the drawing.
     """
@@ -59,7 +59,7 @@ def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
 
 def partition_table(report: PartitionReport) -> Group:
     """Sizes of a partition and its first clients."""
-    labelled = report["classes"] > 1  # other targets, and one class alone, are counted as examples
+    labelled = report["classes"] > 1  # otherwise the table states only numbers of examples
     shown = table(
         f"{report['scheme']} over {report['clients']} clients",
         ["client", "examples", *map(str, range(report["classes"] if labelled else 0))],

@@ -20,9 +20,9 @@ from fedlgm_lab.reports import ticks
 from fedlgm_lab.reports.svg import SERIES, drawing, to_svg
 from simulations.summaries.terminal import number
 
-_LINES = 8  # layers whose curves can still be told apart; more become a heat map
-_BARS = 28  # layers whose names fit beside bars
-_NARROW = 14  # largest number of letters of names if three names fit beside each other
+_LINES = 8  # largest number of curves that can be told apart; more layers become a heat map
+_BARS = 28  # largest number of layers whose names fit beside bars
+_NARROW = 14  # largest length of a name with which three names fit beside each other
 _TICKS = 9  # largest number of intervals between labelled rounds
 _COLUMNS = 500  # largest number of columns of a heat map; more clients than that share columns
 
@@ -60,7 +60,7 @@ def over_rounds(
         percent: whether values are shares, to be shown in per cent.
 
     Raises:
-        ValueError: values are not as many as the rounds.
+        ValueError: a series does not have one value for each round.
     """
     finite = {name: [(r, v) for r, v in zip(rounds, values, strict=True) if math.isfinite(v)]
               for name, values in series.items()}  # fmt: skip
@@ -128,7 +128,8 @@ def per_layer(
         rounds: rounds [T].
         values: [T, K]; NaN where a layer was not released.
         log: whether the axis is logarithmic if values differ by more than a factor of ten.
-        limits: ends of a heat map's colours; by default those of the values.
+        limits: values at the ends of a heat map's colours; by default the smallest and largest
+            value.
     """
     values = np.where(np.isfinite(values), values, np.nan)
     if log:

@@ -34,7 +34,7 @@ from simulations.summaries.planning import class_counts
 from simulations.summaries.rounds import noise_in_words, noise_over_rounds, stored_sigma
 from simulations.summaries.terminal import OF_Z, number
 
-_LONGEST = 12  # kinds of charges, or rounds with failures, that a page lists
+_LONGEST = 12  # largest number of kinds of charges, or of rounds with failures, that a page lists
 
 
 def write_report(run: Path, private: bool = False) -> RunSummary:
@@ -194,7 +194,7 @@ def _sites(folder: RunFolder, recipe: Recipe, rounds: int) -> page.Table | None:
 
 
 def _division(folder: RunFolder, private: bool) -> dict[str, Any]:
-    """The division of the data; for data that may be private, only for the operator."""
+    """The division of the data. If the data may be private, only the operator's page has it."""
     from simulations.config.assembly import Assembly
 
     recipe = folder.recipe()

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from fedlgm.errors import RunError
 from fedlgm.files import explain_failure
 
-# Tableau's colour-blind-safe ten begin like this; the dark values are the same hues, lighter.
+# Tableau's ten colour-blind-safe colours begin with these; the dark values are lighter.
 LIGHT = {
     "ink": "#1f2329",
     "muted": "#5b6470",
@@ -102,7 +102,7 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
 
     Args:
         figure: made by `drawing`.
-        dark: whether it changes with the reader's colour scheme.
+        dark: whether the image changes with the reader's colour scheme.
     """
     buffer = io.StringIO()
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The report's section on attackers: how often one can be right about a unit of the run."""
+"""The report's section on attackers: how often an attacker can be right about a unit of the run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def bounds_table(rates: AttackRates, unit: str) -> Table:
 
 
 def draw_curve(rates: AttackRates, units: str, measured: Measurements | None = None) -> Picture:
-    """The largest share of units that an attack finds, over its share of false alarms."""
+    """Draw the largest share of units that an attack finds, over the attack's share of false
+    alarms.
+    """
     bounds = np.array([rates.tpr(share) for share in _ALARMS])
     with drawing() as figure:
         axes = figure.add_subplot()

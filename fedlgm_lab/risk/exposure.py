@@ -4,8 +4,9 @@ public data.
 A shadow model with the target's architecture is trained on one part of a public data set. One
 adversary per layer is trained on the layer's outputs for this part (members) and for the rest
 (non-members). Its error rate ER_l measures the layer's leakage; 0.5 means no leakage. These
-adversaries see only outputs. Another one uses the norm of an example's gradient in the layer, the
-quantity that is bounded and noised. `layer_risk` takes no private data and no model trained on it.
+adversaries see only outputs. A further adversary uses the norm of an example's gradient in the
+layer. This gradient is the quantity that is bounded and noised. `layer_risk` takes no private data
+and no model trained on it.
 
 Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's
 layers.
@@ -60,8 +61,8 @@ class LayerRisk:
         training_error: error rate of the adversary on its training set, as in the paper; it is
             biased low.
         held_out_error: error rate on members and non-members that the adversary has not seen.
-        strength: mean of ||g_l|| / ||g|| over public examples' gradients, over the shadow model's
-            training (see `fedlgm.planning.queries.LayerStrength`).
+        strength: mean of ||g_l|| / ||g|| over the gradients of public examples during the shadow
+            model's training (see `fedlgm.planning.queries.LayerStrength`).
         gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of
             an example's gradient in the layer; members have smaller norms, because the model fits
             them.
@@ -185,12 +186,13 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Error rate, for each layer, of a threshold on gradient norms: chosen on one half of the
-    examples, applied to the other.
+    """Error rate of a threshold on gradient norms, for each layer.
+
+    The threshold is chosen on one half of the examples and applied to the other half.
 
     Args:
         members: norms of members' gradients in each layer, [n, L].
-        others: the same for as many non-members, [n, L].
+        others: norms of the gradients of the same number of non-members, [n, L].
         stream: random stream of the split.
 
     Example:
@@ -241,8 +243,8 @@ def layer_errors(
     out).
 
     The adversary knows half of the members and half of the non-members; the held-out rate is its
-    error on the other half. This is the second part of Algorithm 2. With a private model and its
-    members it is an attack on this model, and its result is private.
+    error on the other half. This is the second part of Algorithm 2. If it is called with a private
+    model and its members, it is an attack on this model, and the result is private.
 
     Args:
         module: the model.
@@ -286,7 +288,7 @@ def public_bias_weights(
 
     Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public
     examples. The weights minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative
-    ones are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
+    weights are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
     public form of the paper's weights for convergence.
 
     Args:
@@ -320,8 +322,9 @@ def public_bias_weights(
 def _representations(
     module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing
 ) -> dict[str, Tensor]:
-    """Standardised outputs of every layer with trained parameters, of all its calls side by side,
-    [n, features].
+    """Standardised outputs of every layer with trained parameters, [n, features].
+
+    If a layer is called several times, the outputs of all calls are concatenated.
     """
     table = LayerTable.from_module(module)
     features: dict[str, list[Tensor]] = {name: [] for name in table.names}
@@ -366,7 +369,9 @@ def _representations(
 def _errors(
     features: Tensor, members: Tensor, settings: ShadowTraining, stream: torch.Generator
 ) -> tuple[float, float]:
-    """Error rates of an adversary on the examples it is trained on, and on as many others."""
+    """Error rates of an adversary on its training examples, and on the same number of other
+    examples.
+    """
     seen, unseen = _halves(len(members), stream)
     with fork_rng(int(torch.randint(2**62, (), generator=stream))):
         adversary = nn.Sequential(

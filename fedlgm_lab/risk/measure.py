@@ -39,7 +39,7 @@ from simulations.config.validation_messages import in_section
 from simulations.progress import OnProgress
 
 Errors = Literal["held-out", "training"]
-_BIASED = 500  # public examples that the weights for convergence are computed on
+_BIASED = 500  # largest number of public examples for the weights for convergence
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Findings:
         risks: layer risks, in the order of the layer table.
         public: origin of the examples.
         examples: number of examples.
-        unseen: number of them behind the held-out errors.
+        unseen: number of these examples from which the held-out errors are computed.
         bias_weights: public weights for convergence at the initial model, which can replace
             `strengths` (see `public_bias_weights`), [L].
     """
@@ -140,7 +140,7 @@ def public_examples(recipe: Recipe) -> PublicExamples:
         and recipe.data.pixels is not None
         and not is_reference(section.data)
     ):
-        # the model's interval; a user's own set is taken as it is
+        # a bundled set gets the interval of the model's pixels; a user's own set is not changed
         images = {"pixels": recipe.data.pixels}
     with prefix_key("risk.data" if named else "data"):
         dataset = recipe.task.build().prepare(data.load(named or private_name, folder, **images))
@@ -272,7 +272,7 @@ def risk_of(
     recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None
 ) -> Findings:
     """Layer risk of a recipe's model, by its section [risk] (see `measure`).
-    docs/how-to/layer-risk.md has a run.
+    docs/how-to/layer-risk.md shows an example.
 
     Raises:
         FedlgmError: a mistake in the recipe or its public data.

@@ -17,7 +17,7 @@ from simulations.config.recipe import Recipe
 
 
 def figure(found: Findings, weights: list[float]) -> Figure:
-    """Bars of both error rates with the coin toss, and the layer weights."""
+    """Bars of both error rates with a line for the coin toss, and bars of the layer weights."""
     picture = Figure(figsize=(10, 4), layout="constrained")
     left, right = picture.subplots(1, 2)
     places, names = np.arange(len(found.risks)), [row.layer for row in found.risks]

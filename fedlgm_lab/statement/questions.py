@@ -109,7 +109,7 @@ def _people(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def registry_row(statement: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The statement's part of an entry in the Differential Privacy Deployments Registry
-    (registry.opendp.org); what a run does not know is None.
+    (registry.opendp.org); fields that a run does not know are None.
 
     Args:
         statement: the run's statement.

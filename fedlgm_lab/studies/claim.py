@@ -14,28 +14,32 @@ LEVEL_MARGIN = 0.01
 
 
 class Claim(BaseModel):
-    """A statement about the difference of two methods, of one method at two values of a key, or
-    about the order of several methods.
+    """A statement about two methods, about one method at two values of a key, or about several
+    methods.
+
+    It states the difference of the two figures, or the order of the several methods.
 
     Attributes:
         says: the statement, in one sentence.
-        paper: what the paper prints for the statement, with its place; empty if the paper does not
-            make the statement.
+        paper: the paper's figures for the statement, and where the paper prints them; empty if the
+            paper does not make the statement.
         a: label of a method.
         b: label of the method with which `a` is compared; not used with `along` or `then`.
-        along: a key of the grid; `a` at its last value is compared with `a` at its first.
+        along: a key of the grid. `a` at the key's last value is compared with `a` at the first
+            value.
         then: a ranking: labels of the methods that follow `a`, in this order.
         at: values of the grid's keys to which the statement is restricted.
         metric: column of the frame; default: the task's headline.
-        expect: expected order of `a`'s figures: "higher", "lower", "equal", which means within
-            `margin`, or "not lower", which means lower by less than `margin` (non-inferiority).
-        at_least: smallest difference that the statement claims, in the metric's unit; 0 for a
-            direction.
+        expect: expected order of `a`'s figures: "higher", "lower", "equal" or "not lower". "equal"
+            means that the difference is within `margin`. "not lower" means that `a` is lower by
+            less than `margin` (non-inferiority).
+        at_least: smallest difference that the statement claims, in the metric's unit; 0 if it
+            claims only a direction.
         margin: largest difference that counts as equal, as not lower or, for a direction, as level.
-            A direction's default is a point, or half of `effect` if that is less, for shares; other
-            metrics have none.
-        effect: difference that the paper prints, a - b, in the metric's unit; the smallest if it
-            prints several.
+            For a direction of a share, the default is one percentage point, or half of `effect` if
+            that is less. A direction of another metric has no default.
+        effect: difference a - b that the paper prints, in the metric's unit; the smallest
+            difference if the paper prints several.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,4 @@
-"""A paper's claims about a study's figures, tested on its runs."""
+"""A paper's claims about a study's figures, tested on the study's runs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class Checked(Difference):
     Attributes:
         mean, low, high, p, seeds: statistics of the difference, paired by seed over all its cells
             (see `Difference`). NaN if fewer than two seeds have figures of both sides. For a
-            ranking, it is the difference between the two neighbours that support the ranking least.
+            ranking, these are the statistics of the difference between the two neighbours that
+            support the ranking least.
         says, paper, metric, expect, effect: see `Claim`.
         margin: largest difference that counts as equal, as not lower, or as level.
         p_holm: p-value of the claim or of its contrary, adjusted for the number of the study's
             claims.
         outcome: see `check`.
-        needed: number of seeds that would decide; None if none is known.
+        needed: number of seeds that would decide the claim; None if it is not known.
         evidence: the figures of both sides, with their seeds.
     """
 
@@ -103,8 +104,9 @@ def check(
     claims.
 
     A direction that is not decided may be "level": the difference is within the claim's margin. Or
-    it has "effect excluded": the difference falls short of the paper's. Both have p < 0.05,
-    adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or failed.
+    it has "effect excluded": the difference falls short of the paper's. Both outcomes need p <
+    0.05, adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or
+    failed.
 
     Args:
         claims: the study's claims.
@@ -166,9 +168,10 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 
 
 def count_once(checked: Sequence[Checked]) -> list[Checked]:
-    """The claims without those whose runs are all among the runs of another claim.
+    """The claims, except claims for which another claim has all of their runs.
 
-    A paper's table and figure can have runs in common; a claim about both counts once.
+    A paper's table and figure can have runs in common; a claim about the table and the figure
+    counts once.
 
     Example:
         >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)

@@ -1,6 +1,4 @@
-"""`fedlgm compare`: a study of methods, budgets and partitions, with the lead of the first method
-over the others.
-"""
+"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead."""
 
 from __future__ import annotations
 

@@ -143,8 +143,9 @@ def _method(key: str) -> str:
 
 
 def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
-    """One row per seed and value of the keys: the mean over the pooled settings, for the seeds that
-    have most of them.
+    """One row per seed and value of the keys: the mean over the pooled settings.
+
+    Only the seeds with the largest number of these settings have rows.
 
     The settings of one seed are not independent, so they count as one figure of an interval.
     """

@@ -57,8 +57,8 @@ class StudyFile(BaseModel):
         recipe: bundled name or path.
         seeds: repetitions.
         grid, search, search_seeds: see `simulations.study`.
-        tune: values to search for every method with --tuned, which says whether the claims hold at
-            searched settings too.
+        tune: values that --tuned searches for every method, to test whether the claims also hold at
+            searched settings.
         set: changes of the recipe for all runs.
         quick: further changes, for a short trial.
         claims: the paper's claims.
@@ -98,7 +98,7 @@ class StudyFile(BaseModel):
 
 
 def _spread(claim: Any, grid: Mapping[str, Any]) -> list[Any]:
-    """A claim at each value of the grid's key that it names as `each`."""
+    """One claim for each value of the grid's key that the claim names as `each`."""
     if not isinstance(claim, Mapping) or "each" not in claim:
         return [claim]
     rest = dict(claim)
@@ -119,7 +119,7 @@ class Elsewhere(BaseModel):
         title: title in one line.
         paper: the paper's table or figure.
         command: the command that makes it; empty if there is none.
-        why: the reason if there is no command.
+        why: reason why there is no command; empty if there is one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -137,7 +137,7 @@ class Paper(BaseModel):
     """A paper whose tables and figures the studies make.
 
     Attributes:
-        name: short name of what it is about.
+        name: short name of the paper's subject.
         title: its title.
         authors: its authors.
         arxiv: its number on arXiv.
@@ -208,8 +208,8 @@ def load(study: str) -> StudyFile:
     """A bundled study, or one in a file.
 
     Raises:
-        ConfigError: there is no such study, the file is not TOML, names nothing to run, or has an
-            unknown key.
+        ConfigError: there is no such study, the file is not TOML, it names nothing to run, or it
+            has an unknown key.
 
     Example:
         >>> load("004-table-2").recipe
@@ -278,8 +278,8 @@ def requested_study(
         study = StudyFile(recipe=name or recipes.DEFAULT)
     else:
         raise ConfigError(
-            "a study needs --grid key=value,value, or the name of a bundled one: see fedlgm study "
-            "--list"
+            "a study needs --grid key=value,value, or the name of a bundled study: see fedlgm "
+            "study --list"
         )
     for key in axes.keys() & study.grid.keys():
         rest = ", ".join(
@@ -306,7 +306,7 @@ def requested_study(
 
 
 def _is_study(path: Path) -> bool:
-    """Whether a file holds a study, and not a recipe, which has neither a grid nor claims."""
+    """Whether a file holds a study and not a recipe. A recipe has neither a grid nor claims."""
     try:
         return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
     except (OSError, ValueError, RecursionError):

@@ -86,7 +86,8 @@ def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> p
             row |= {name: values.mean(), f"{name}_low": low, f"{name}_high": high}
             row[f"{name}_std"] = values.std()
         worst = [name for name in ("epsilon", "claimed_epsilon", "attack_tpr") if name in done]
-        row |= {name: done[name].max() for name in worst}  # files of earlier studies lack the last
+        # files of earlier studies have no `attack_tpr`
+        row |= {name: done[name].max() for name in worst}
         rows.append(row | {"guarantee": next(iter(done["guarantee"]), "")})
     return pd.DataFrame(rows)
 
@@ -155,7 +156,7 @@ def require_finished(frame: pd.DataFrame) -> None:
         frame: a study's runs.
 
     Raises:
-        RunError: no run is finished; the message has the first one's reason.
+        RunError: no run is finished; the message has the reason of the first run.
     """
     if len(frame) and not (frame["status"] == "finished").any():
         raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
@@ -170,7 +171,7 @@ def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None
         name: the given name.
 
     Raises:
-        ConfigError: another name.
+        ConfigError: the study has no metric of this name.
         RunError: no run is finished.
     """
     if "status" in frame:
@@ -260,7 +261,7 @@ def name_of(value: Any) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a frame's value is None or NaN, as where a key means nothing for a method."""
+    """Whether a frame's value is None or NaN, as for a key that does not affect a method."""
     return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
 
 

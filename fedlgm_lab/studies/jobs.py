@@ -48,7 +48,7 @@ class Job:
     Attributes:
         method: label of its mechanism.
         repetition: number of the repetition, from 0.
-        recipe: complete recipe of the run; of a refused run, the study's own.
+        recipe: complete recipe of the run, or the study's own recipe if the run is refused.
         folder: name of the run's folder.
         point: its values of the grid's keys.
         own: its Python objects.
@@ -292,7 +292,7 @@ def _with_recipe(
     raw["name"] = job.folder
     objects = {} if method.mechanism is None else {method.label: object_digest(method.mechanism)}
     if MODEL in point and own.model is not None:
-        objects[MODEL] = point[MODEL]  # the recipe names only the class of the model
+        objects[MODEL] = point[MODEL]  # the recipe holds only the name of the model's class
     # a point of the grid with its own data has no seed
     if base.run.seed is not None and "seed" in raw["run"]:
         raw["run"]["seed"] = derived_seed(base.run.seed, raw, job.repetition, objects)
@@ -301,7 +301,9 @@ def _with_recipe(
 
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The base recipe with another mechanism, which keeps the options that it has."""
+    """The base recipe with another mechanism, and with those of its options that this mechanism
+    has.
+    """
     raw = base.plain_values()
     if method.mechanism is not None:
         Own(mechanism=method.mechanism).into(raw)
@@ -309,7 +311,9 @@ def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, 
         naming = {"mechanism.name": method.name, "mechanism.variant": method.variant or "sound"}
         override(raw, naming | dict(options))
         if not method.variant:
-            raw["mechanism"].pop("variant")  # seeds are derived only from what the method states
+            raw["mechanism"].pop(
+                "variant"
+            )  # seeds are derived only from the values that the method states
     else:
         override(raw, options)
     if method.name == "none" and raw["run"].get("audit"):

@@ -23,7 +23,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
     Runs of earlier grids and searches in the folder count too. A run's participant with the largest
     cost represents all of its participants, and the events of all runs are composed. There is no
     joint figure for releases with different units, relations or divisions of the data, or for runs
-    that their results ended early.
+    that were stopped early because of their results.
     """
     # a refused run has no folder and has released nothing
     runs = {out / job.folder: job.recipe for job in done if (out / job.folder).exists()}

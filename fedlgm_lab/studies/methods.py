@@ -22,8 +22,8 @@ PLAIN: dict[Unit, tuple[str, ...]] = {
 
 FORMS = {
     "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', "
-    "'package.module:Class', a mechanism or a class of them, or (label, one of these[, {option: "
-    "value}])",
+    "'package.module:Class', a mechanism or a class of mechanisms, or (label, one of these[, "
+    "{option: value}])",
     "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class "
     "or function that makes one, or (label, one of these[, {option: value}])",
 }
@@ -38,7 +38,7 @@ class Method:
         label: label in tables.
         name: name of the mechanism.
         variant: "sound", "published", or "" if not given.
-        changes: changes of the recipe by key, of mechanism options or any other keys.
+        changes: changes of the recipe by key; a key may be a mechanism option or any other key.
         mechanism: the object, if one was passed.
     """
 
@@ -69,7 +69,8 @@ class Method:
         if isinstance(what, Mechanism):
             if mechanism_options:
                 raise ConfigError(
-                    f"{label!r}: an object has its options already, got {sorted(mechanism_options)}"
+                    f"{label!r}: a mechanism object takes no further options, got "
+                    f"{sorted(mechanism_options)}"
                 )
             name = what.name.strip("<>")
             return cls(label or _label(name, what.variant), name, what.variant, further, what)

@@ -55,7 +55,7 @@ class Network:
             raise ConfigError(f"{FORMS['model']}; got {entry!r}")
         if options:
             raise ConfigError(
-                f"{label!r}: an object has its options already, got {sorted(options)}"
+                f"{label!r}: a model object takes no further options, got {sorted(options)}"
             )
         return cls(label or object_name(what).strip("<>"), what)
 
@@ -89,8 +89,9 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
 
 
 def first_of_huggingface(entries: Iterable[Any]) -> Any:
-    """The first of a study's models if all are Hugging Face models, whose runs have their own
-    default recipe; else None.
+    """The first of a study's models if all are Hugging Face models; else None.
+
+    Runs of Hugging Face models have a default recipe of their own.
 
     Example:
         >>> first_of_huggingface(["mlp", "cnn"]) is None

@@ -16,7 +16,7 @@ def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
     """Root mean square l2 norm of the noise in the model after each round, without the server's
     learning rate, [T].
 
-    The squares of independent rounds' noise add up. Correlated noise cancels, within each layer as
+    The squares of independent rounds' noise add up. Correlated noise cancels within each layer, as
     far as the layer's noise scale stays the same.
 
     Args:

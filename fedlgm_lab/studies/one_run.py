@@ -22,8 +22,8 @@ class Ended:
     """Outcome of a run.
 
     Attributes:
-        why: reason why it has no figures; None if it is finished.
-        refused: reason why it could not be started.
+        why: reason why the run has no figures; None if it is finished.
+        refused: reason why the run could not be started.
     """
 
     why: str | None = None
@@ -74,7 +74,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             f"{error}; choose another folder for this study, or read the finished runs with "
             f"Study.read({str(out)!r})"
         ) from error
-    # either the set is not complete without this run, or no further run can be completed
+    # the set ends: it is incomplete without this run, or no further run can be completed
     except (LedgerError, DiskError):
         raise
     except FedlgmError as error:

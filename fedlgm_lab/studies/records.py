@@ -48,7 +48,7 @@ class Records:
     Attributes:
         keys: key columns of the cells.
         headline: the task's metric that summarises a run.
-        shown: metrics of the table, if none are named.
+        shown: metrics of the table, if the caller names none.
         joint: see `Study.joint`.
         runs: see `Study.to_frame`.
         rounds: see `Study.history`; None if the file holds none.
@@ -135,7 +135,7 @@ class Records:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Records:
-        """The records of which `plain_values` has made these values."""
+        """The records from which `plain_values` made these values."""
         searched = values.get("searched", ())
         return cls(
             values["keys"],
@@ -153,7 +153,7 @@ class Records:
 def _search_table(
     search: Search, runs: pd.DataFrame, chosen: Sequence[Job], keys: Sequence[str], headline: str
 ) -> pd.DataFrame:
-    """The cells of a search, which of them were chosen, and at which edges they lie."""
+    """Table of a search's cells, with the chosen cells and the edges at which cells lie."""
     table = frames.cells(runs, keys, [headline])
     names = {
         (job.method, *(frames.name_of(job.point.get(key)) for key in keys[1:])) for job in chosen
@@ -197,7 +197,7 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Every block that writes a study's files.
+    """Context of every block of code that writes a study's files.
 
     Raises:
         RunError: the system refuses a file.

@@ -29,15 +29,15 @@ class StudyDifference(Difference):
     """Difference between two methods' figures, over all cells of the grid and in each cell.
 
     Attributes:
-        mean, low, high, p, seeds: statistics of the differences between the seeds' means over all
-            cells that both have, for the seeds with the most cells (see `Difference`); NaN if there
-            is only one such seed.
+        mean, low, high, p, seeds: statistics of the seeds' differences (see `Difference`). A seed's
+            difference is the difference between the two methods' means over the cells that both
+            have. Only the seeds with the most such cells count; NaN if there is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high (NaN for fewer than two seeds), p,
             `p_holm` (adjusted for the number of cells), seeds, `left_out` (number of further seeds
             for which a run diverged or failed), the proven epsilon of both sides, and `claimed`.
-            `claimed` is true if `p_holm` is below 0.05, no seed is left out (runs that diverge are
-            not a random sample) and, after a search, the difference has the same sign and p below
-            0.05 with both methods one step lower and one step higher.
+            `claimed` is true if `p_holm` is below 0.05 and no seed is left out (runs that diverge
+            are not a random sample). After a search, the difference must also have the same sign
+            and p below 0.05 with both methods one step lower and with both one step higher.
 
     Example:
         >>> import pandas as pd
@@ -210,8 +210,8 @@ class Study:
             x: a key of the grid, or "round"; default: the first key with several values, or else
                 "round".
             hue: key, or keys, whose values have separate lines: one line for each combination.
-                Figures are then averaged over all other keys, which the legend names. Default: all
-                keys with several values, so that no line joins different settings.
+                Figures are then averaged over all other keys, and the legend names these keys.
+                Default: all keys with several values, so that no line joins different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -234,9 +234,9 @@ class Study:
 
         Args:
             content: values of its `study.json`.
-            metrics: of the LaTeX table, see `table`.
-            x: of the picture, see `plot`.
-            y: of the picture, see `plot`.
+            metrics: metrics of the LaTeX table, see `table`.
+            x: horizontal axis of the picture, see `plot`.
+            y: metric of the picture, see `plot`.
 
         Raises:
             RunError: the system refuses a file.
@@ -267,12 +267,12 @@ class Study:
             b: another label or value of the same key.
             metric: metric to compare; default: the task's headline.
             at: values of the grid's keys that cells must have; default: all cells.
-            by: key of the grid that is compared, such as "model"; default: the first one that has
+            by: key of the grid that is compared, such as "model"; default: the first key that has
                 both values.
 
         Raises:
-            ConfigError: a label, key or metric is unknown, or there is no cell for which both have
-                at least two seeds.
+            ConfigError: a label, key or metric is unknown, or there is no cell for which both sides
+                have at least two seeds.
         """
         name = metric or self.headline
         by = by or self._key_of(a, b)

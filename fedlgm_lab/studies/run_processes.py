@@ -17,7 +17,7 @@ from fedlgm_lab.studies.one_run import Ended, bring
 from simulations.runs.folder import RunFolder
 
 _LOOK_S = 0.5
-_PATIENCE_S = 10.0  # patience with a worker that a killed study has left, and that ends on its own
+_PATIENCE_S = 10.0  # longest wait for a worker of a killed study, which ends on its own
 _watching = threading.Event()
 
 

@@ -44,8 +44,9 @@ def run(
         engine: engine that trains if the runs are done one after another in this process.
         on_row: called with each round's metrics row. This includes the rows of finished runs, but
             not those of runs in other processes.
-        workers: number of processes that take one run each; or the address of a Ray cluster, each
-            CPU of which takes one run. The machines of the cluster must share the storage of `out`.
+        workers: number of processes that take one run each; or the address of a Ray cluster, on
+            which each CPU takes one run. The machines of the cluster must share the storage of
+            `out`.
         on_end: called with each run that has ended.
 
     Returns: The reasons why runs have no figures, by name of their folder.
@@ -85,11 +86,11 @@ def _is_unfinished(job: Job, out: Path) -> bool:
 def _outcomes(
     todo: Sequence[Job], out: Path, engine: str, on_row: OnRow | None, workers: int | str
 ) -> Iterator[tuple[Job, Ended]]:
-    """Yield runs with their outcomes: first runs that need no other process, then the others as
-    they end.
+    """Yield runs with their outcomes: first the runs that need no other process, then the remaining
+    runs as they end.
 
-    Finished runs come first, then interrupted runs. The reason is that a run with other settings or
-    objects ends the set. Such a run should be found before a new run is charged.
+    Finished runs come first, then interrupted runs. A run with other settings or objects ends the
+    set, and it should be found before a new run is charged.
     """
     todo = sorted(todo, key=lambda job: (_is_unfinished(job, out), not (out / job.folder).exists()))
     away = (

@@ -83,8 +83,8 @@ def difference(a: Any, b: Any) -> Difference:
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         raise ConfigError(
-            "a difference needs finite figures: leave out the seeds of which one has none, on both "
-            "sides"
+            "a difference needs finite figures: leave out, on both sides, the seeds for which one "
+            "side has none"
         )
     first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
     pairs = first - second
@@ -127,8 +127,10 @@ def p_at(tested: Difference, value: float) -> float:
 def seeds_to_reject(
     tested: Difference, values: Sequence[float], level: float = LEVEL
 ) -> int | None:
-    """The least number of seeds that would tell a difference from every value of a list, if its
-    mean and deviation stayed as they are; None for more than `MOST_SEEDS`.
+    """The least number of seeds that would reject every value of a list for a difference.
+
+    The mean and deviation of the difference are assumed to stay as they are. The result is None for
+    more than `MOST_SEEDS`.
 
     Args:
         tested: a difference, not NaN.
@@ -161,7 +163,7 @@ def _standard_error(tested: Difference) -> float:
 
 
 def _equal(values: np.ndarray) -> bool:
-    """Whether all are equal but for rounding."""
+    """Whether all figures are equal, up to rounding."""
     return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 
@@ -174,7 +176,7 @@ def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
             sides have.
 
     Returns:
-        The difference, NaN for fewer than two such seeds.
+        The difference; NaN if there are fewer than two such seeds.
 
     Example:
         >>> over_cells([(0, 1.0, 0.0), (1, 2.0, 0.0), (1, 4.0, 2.0), (2, 1.0, 0.0), (2, 3.0, 0.0)]).mean
@@ -217,8 +219,8 @@ def interval(values: Any) -> tuple[float, float]:
 def holm(p: Sequence[float]) -> list[float]:
     """p-values of a family of tests, adjusted by Holm's step-down procedure.
 
-    Rejecting where the adjusted value is below 0.05 keeps the probability of any false rejection at
-    0.05, under any dependence between the tests (Holm 1979).
+    If every hypothesis with an adjusted value below 0.05 is rejected, the probability of any false
+    rejection is at most 0.05, under any dependence between the tests (Holm 1979).
 
     Args:
         p: p-values of the family's tests.

@@ -60,8 +60,8 @@ def study(
     methods are compared run by run. No two runs share their noise.
 
     Args:
-        recipe: a bundled recipe's name, a file, or a `Recipe`; default: that of
-            `simulate` for the model, or for all models of the grid.
+        recipe: a bundled recipe's name, a file, or a `Recipe`; default: the recipe that `simulate`
+            takes for the model, or for all models of the grid.
         model: see `simulations.simulate`; pass a class or function for a different initial model
             with each seed.
         data: see `simulations.simulate`.
@@ -82,7 +82,8 @@ def study(
             separate seeds. The final runs are made at the best values and at neighbouring ones.
         search_seeds: repetitions of each value of the search, at least 3.
         progress: whether to show a line of progress.
-        options: unknown arguments, which are refused with the recipe key that may be meant.
+        options: unknown arguments. They are refused, and the message names the recipe key that may
+            be meant.
 
     Returns:
         The finished runs. A run that diverged, or that the recipe's rules refuse, is a row with its
@@ -97,7 +98,7 @@ def study(
     refuse_unknown("study", options)
     if isinstance(seeds, Sequence):
         raise ConfigError(
-            "seeds must be the number of repetitions, whose seeds follow from run.seed, got "
+            "seeds must be the number of repetitions (their seeds follow from run.seed), got "
             f"{seeds!r}"
         )
     seeds = check_count("seeds", seeds)

@@ -36,7 +36,10 @@ def study(
     ] = None,
     search: Annotated[
         list[str] | None,
-        typer.Option("--search", help="key=value,value: each method takes the best; repeatable."),
+        typer.Option(
+            "--search",
+            help="key=value,value to search: each method takes its best value; repeatable.",
+        ),
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the bundled studies.")] = False,
     tuned: Annotated[
@@ -48,9 +51,11 @@ def study(
         ),
     ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short trial of a study.")] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each combination.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs of each combination.")
+    ] = None,
     workers: Annotated[
-        int, typer.Option(min=1, help="Runs at a time, each in its own process.")
+        int, typer.Option(min=1, help="Number of runs at a time, each in its own process.")
     ] = 1,
     ray_address: Annotated[
         str | None, typer.Option(help="A Ray cluster; each of its CPUs makes one run at a time.")
@@ -71,7 +76,9 @@ def study(
 
     if maker := files.maker_of(name):
         if grid or search or tuned or quick or seeds or workers > 1 or ray_address:
-            raise ConfigError(f"{name} is not a grid of runs: it takes --set, --out and --json")
+            raise ConfigError(
+                f"{name} is not a grid of runs: it takes only --set, --out and --json"
+            )
         _make(maker, out or Path("runs") / "tables", overrides or (), as_json)
         return
     parsed = files.requested_study(name, grid or (), search or (), overrides or (), quick)
@@ -92,7 +99,7 @@ def study(
     )
 
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
-        # first, since the joint cost of the study counts these runs too
+        # searched first, since the joint cost of the study also counts these runs
         again = make(folder=folder / "tuned", search=parsed.tune) if tuned else None
         result = make(folder=folder, search=parsed.search or None)
     frames.require_finished(result.to_frame())
@@ -179,7 +186,7 @@ def compare(
     """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
 
     Args:
-        recipe: see `fedlgm_lab.studies.jobs.jobs`, as for the next five arguments.
+        recipe: see `fedlgm_lab.studies.jobs.jobs`, also for the next five arguments.
         methods: labels.
         seeds: repetitions.
         overrides: changes.

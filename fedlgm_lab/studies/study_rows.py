@@ -16,11 +16,11 @@ class JointCost(TypedDict):
     """The joint cost of all runs.
 
     Attributes:
-        epsilon: epsilon of all runs; infinite if one is not private, None if there is no joint
+        epsilon: epsilon of all runs; infinite if one run is not private, None if there is no joint
             figure.
         epsilon_protected: epsilon of the runs whose releases are private; None if there is no joint
             figure.
-        why: reason why there is none.
+        why: reason why there is no joint figure.
         runs, runs_protected: number of these runs.
         delta: largest delta among the recipes.
     """

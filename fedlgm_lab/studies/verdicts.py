@@ -22,12 +22,12 @@ Outcome = Literal[
 
 @dataclass(frozen=True)
 class Case:
-    """A claim with what its runs give.
+    """A claim with the figures of its runs.
 
     Attributes:
         claim: the claim.
         differences: the claim's difference, or the differences between neighbours in a ranking.
-        margin: largest difference that counts as level; 0 if none does.
+        margin: largest difference that counts as level; 0 if no difference does.
         complete: whether both sides have a figure for every seed. Runs that diverge or fail are not
             a random sample, so the other seeds decide nothing.
     """
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Values of the difference between what the claim says and the contrary."""
+        """Values of the difference that separate the claim from its contrary."""
         claim = self.claim
         if claim.expect == "equal":
             return (-claim.margin, claim.margin)
@@ -72,8 +72,8 @@ class Case:
     def p(self) -> float:
         """p-value of the claim, if the estimate supports it, or of its contrary.
 
-        Equality needs both bounds rejected, and a ranking all its steps. A ranking is refuted by
-        any reversed step, so p is then corrected for their number.
+        Equality needs both bounds rejected. A ranking needs the bounds of all its steps rejected. A
+        ranking is refuted by any reversed step, so p is then corrected for their number.
         """
         if self.claim.expect == "equal" and not self.supported:
             return p_at(self.shown, math.copysign(self.claim.margin, self.shown.mean))
@@ -141,8 +141,8 @@ class Verdict:
 def decide(cases: Sequence[Case]) -> list[Verdict]:
     """The outcomes of a study's claims.
 
-    What a claim says is tested first. Where that is not decided, a claim of a direction may be
-    level, or the paper's effect may be excluded.
+    What a claim says is tested first. If that is not decided, a claim of a direction may be level,
+    or the paper's effect may be excluded.
     """
     own = _adjust(cases, Case.p)
     level = _adjust(cases, Case.p_level)

@@ -56,7 +56,7 @@ class Score(ABC):
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """The score of a run; not finite for a run that is worse than all others.
+        """The score of a run; it is not finite for a run that counts as worse than all other runs.
 
         Args:
             summary: summary of the run.
@@ -106,7 +106,7 @@ class PrivateScore(Score):
         task: the task.
         rows: rows of every unit's examples.
         x, y: the private examples.
-        ceiling: loss that counts as 0; None if the headline metric is a share.
+        ceiling: loss at which the figure is 0; None if the headline metric is a share.
         plan: bound, noise and event of one score.
         name, noise: see `Score`.
     """
@@ -134,7 +134,7 @@ class PrivateScore(Score):
         if facts.overlap > 1:
             raise ConfigError(
                 "score_epsilon: the score is charged for one client, and federation.overlap is for "
-                "people at several: score on public test rows"
+                "people with data at several clients: score on public test rows"
             )
         relation: Relation = "replace-one" if facts.relation == "replace-one" else "add-remove"
         z = privacy.calibrate(epsilon, delta, steps=1, relation=relation)
@@ -168,7 +168,7 @@ class PrivateScore(Score):
         return [self.plan.event]
 
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """See `Score.of`. The search has charged it before its first run."""
+        """See `Score.of`. The search has charged this score before its first run."""
         total = BoundedSum.empty(self.plan)
         total.add(self.contributions(module))
         return _HALF + float(release(total.total, self.plan, keys, round=1)) / self.plan.denominator

@@ -24,8 +24,8 @@ class SearchTerms(TypedDict):
         epsilon_one_run: epsilon of one run with settings that were not searched, without a score.
         accountant: "rdp", since no other accountant covers a search.
         guarantee: guarantee of the one model, in a sentence.
-        noise_reproducible: whether a seed makes number, order and noise predictable, so that
-            nothing is protected.
+        noise_reproducible: whether a seed makes the number of runs, their order and their noise
+            predictable, so that nothing is protected.
         protects: unit and relation.
     """
 

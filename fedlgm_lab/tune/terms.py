@@ -39,7 +39,7 @@ class Search:
     Attributes:
         base: the varied recipe.
         candidates: one recipe for each combination, in the grid's order.
-        settings: the values of each.
+        settings: the searched values of each candidate.
         event: event of the search as a whole.
         score: score that compares its runs.
         terms: its public terms.
@@ -62,7 +62,7 @@ class Search:
         own: Own,
         score_epsilon: float | None = None,
     ) -> Search:
-        """A search over all combinations of the grid's values; the arguments are those of `tune`.
+        """A search over all combinations of the grid's values; it takes the arguments of `tune`.
 
         Raises:
             ConfigError: there is nothing to search, a key may not be searched or does not exist,
@@ -198,7 +198,7 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> tuple[dict[str, Any], ..
 
 
 def _refuse(base: Recipe) -> None:
-    """Refuse recipes whose runs are visible to others than the operator."""
+    """Refuse recipes whose runs are visible to anybody except the operator."""
     if base.noised_by.uploads_released:
         raise ConfigError(
             f"privacy.trust = {base.noised_by.name!r}: a search hides its losing runs from readers "

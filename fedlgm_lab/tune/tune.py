@@ -1,9 +1,9 @@
 """Private selection: draw the number of runs, make the runs, and publish only the best run.
 
-Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. Published values may depend on the
-number of runs, on the other runs and on their order only through the best run. Names, times and
-messages of all files outside `private/` are therefore fixed before the first run, and the files
-carry the date of this moment.
+Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. The number of runs, the other runs and
+their order may influence published values only through the best run. Names, times and messages of
+all files outside `private/` are therefore fixed before the first run, and the files carry the date
+of this moment.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class _Searching:
             "attack_rates": rates.figures(),
             "attack": rates.sentence(winner.units),
             "ledger_head": head,
-        }  # these figures are those of the search; a single run has cost less
+        }  # these figures belong to the search; a single run has cost less
         description = model_metadata(
             RunFolder.open(result.folder), protection, winner.to_toml(), module
         )

@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a list of seeds": (
         study(seeds=[1, 2]),
-        "the number of repetitions, whose seeds follow from run.seed",
+        "the number of repetitions (their seeds follow from run.seed)",
     ),
     "a folder as the model": (
         run(model=str(Path(__file__).parent)),

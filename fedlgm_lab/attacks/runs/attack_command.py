@@ -41,7 +41,9 @@ PictureOption = Annotated[
 ]
 ExamplesOption = Annotated[
     int | None,
-    typer.Option(help="Number of examples for the attacked recipe (fewer: more overfitted)."),
+    typer.Option(
+        help="Number of examples of the attacked recipe; fewer examples lead to more overfitting."
+    ),
 ]
 UnitOption = Annotated[
     str, typer.Option(help="Unit of membership: example, or client (all of its examples).")
@@ -71,8 +73,8 @@ def lira(
     shadows: Annotated[
         int,
         typer.Option(
-            help="Federations to train: even, at least 6 (4 for a run); more make the attack "
-            "stronger."
+            help="Number of federations to train: even, at least 6 (4 for a run). The attack is "
+            "stronger with more federations."
         ),
     ] = 16,
     examples: ExamplesOption = None,
@@ -94,9 +96,7 @@ def lira(
 def inversion(
     target: TargetArgument = None,
     victims: Annotated[int, typer.Option(help="Number of clients to attack.")] = 3,
-    images: Annotated[
-        int, typer.Option(help="Images per client; each client keeps only this many.")
-    ] = 1,
+    images: Annotated[int, typer.Option(help="Number of images that each client keeps.")] = 1,
     epsilons: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Budget of the mechanism; repeatable.")
     ] = None,
@@ -192,9 +192,7 @@ def gan(
     picture: PictureOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reconstruct a class that the attacker, the last client, does not hold, from the released
-    models.
-    """
+    """Reconstruct from the released models a class that the last client, the attacker, lacks."""
     from fedlgm_lab.attacks.gan import GanSettings
     from fedlgm_lab.attacks.inception import InceptionFeatures
     from fedlgm_lab.attacks.runs import attack_figures as figures
@@ -321,7 +319,9 @@ def _report_membership(
 
 
 def _bound_text(target: Target) -> list[str]:
-    """What the run's own guarantee allows every attack, and where its results are kept."""
+    """The bound of the run's guarantee on every attack, and the command that shows it with the
+    results.
+    """
     from fedlgm.privacy.ledger import Ledger
     from simulations.runs.stopping import reported_rates
 
@@ -347,7 +347,7 @@ def _other_unit(people: Population) -> list[str]:
 
 
 def _cost_text(result: Mapping[str, Any]) -> str:
-    """Epsilon claimed and proven with the guarantee, as everywhere else."""
+    """The claimed and the proven epsilon with the guarantee, in the words that all commands use."""
     from simulations.summaries.terminal import epsilon_label, number
 
     if "epsilon" not in result:

@@ -38,8 +38,8 @@ class ClassFinding:
             on; comparable only under the same classifier.
         floor: distance between two halves of the private images. A perfect reconstruction would
             have this distance.
-        nearest_class: least distance of another class's images to the private images; a
-            reconstruction above it is no better than another class.
+        nearest_class: smallest distance between the private images and the images of another class.
+            A reconstruction with a larger distance is no better than images of this other class.
         agreement: share of reconstructions that the public classifier assigns to the class.
         classifier_accuracy: accuracy of this classifier on held-out public images.
         images: number of reconstructions, which equals the number of private images of the class.
@@ -65,7 +65,7 @@ class ClassFinding:
     inception_floor: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, without the images; with the attacked run's figures."""
+        """JSON form, without the images and with the attacked run's figures."""
         fields = {
             name: value
             for name, value in vars(self).items()
@@ -106,15 +106,15 @@ def attack(
 
     Args:
         target: a recipe or a seeded run; its federation is run again.
-        label: number or name of the class to reconstruct; by default the largest that other clients
-            hold and the last client does not hold.
+        label: number or name of the class to reconstruct; by default the largest class that other
+            clients hold and the last client does not hold.
         settings: settings of the attacker's training.
         classifier: classifier that measures distances; by default one is trained on the test set.
         inception: features for Inception distances.
         progress: called with (rounds done, total, description).
 
     Raises:
-        ConfigError: the curious client holds the class, or no client does.
+        ConfigError: the curious client holds the class, or no client holds it.
         RunError: the run has no seed, so its models cannot be released again.
     """
     assembly = target.assembly(reconstructs=True)

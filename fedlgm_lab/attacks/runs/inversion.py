@@ -38,7 +38,8 @@ class Protection:
 
     Attributes:
         label: label in tables and pictures.
-        recipe: the recipe whose mechanism bounds and noises; None for the raw update.
+        recipe: the recipe whose mechanism bounds the update and adds noise; None for the raw
+            update.
     """
 
     label: str
@@ -72,7 +73,7 @@ class Finding:
         found: the reconstruction.
         scores: SSIM and PSNR of every private image.
         observation: the attacker's view.
-        seen: the only layer that the attacker saw; None for all that are released.
+        seen: the only layer that the attacker saw; None if it saw all released layers.
     """
 
     protection: str
@@ -132,7 +133,7 @@ def protections(
 def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
     """Clients that hold at least `images` images, reduced to this number, with their raw updates.
 
-    A recipe is attacked in its first round, a run in the round after its last.
+    A recipe is attacked in its first round. A run is attacked in the round after its last one.
 
     Returns:
         The federation's objects, the model from which the clients start, and the victims.
@@ -196,8 +197,9 @@ def observe(
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
-    """The plan with which a client bounds and noises: the mechanism's, or a published variant's for
-    this update.
+    """The plan by which a client bounds its update and adds noise.
+
+    Published variants make the plan from this update.
 
     Raises:
         ConfigError: the mechanism's clients make two releases in a round.
@@ -209,8 +211,8 @@ def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePla
     )
     if isinstance(mechanism, PlansFromAnswers):
         raise ConfigError(
-            f"{mechanism.name}: its clients make two releases in a round, the second planned from "
-            "the first, which this attack does not repeat: attack 'uniform' under local trust"
+            f"{mechanism.name}: its clients make two releases in a round and plan the second "
+            "from the first, which this attack does not repeat: attack 'uniform' under local trust"
         )
     if isinstance(mechanism, UsesPrivateNorms):
         return mechanism.plan_from_private_norms(layers, facts, layers.norms(update).numpy()[None])
@@ -267,7 +269,8 @@ def attack(
             if progress is not None:
                 progress(number * _STEPS + done * _STEPS // total, len(seen) * _STEPS, label)
 
-        # The last bias tells the labels; an attacker that sees one layer only is given them.
+        # The last bias reveals the labels. An attacker that sees only one layer is given the
+        # labels.
         labels = victim.y.sort().values.tolist() if layer is not None else None
         reconstruction = invert(
             module,

@@ -1,4 +1,4 @@
-"""Attacks on every run of a comparison, which are measured once and kept with the run."""
+"""Attacks on every run of a comparison; their figures are measured once and kept with the run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Attacks:
             if (name == "gan") != bool(classes) or not all(classes):
                 raise ConfigError(
                     f"--attacks: {part!r}: 'gan' takes the classes to reconstruct, as in gan:3:9; "
-                    "the others take none"
+                    "the other attacks take none"
                 )
             names.append(name)  # type: ignore[arg-type]
             labels += classes

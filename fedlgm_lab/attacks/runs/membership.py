@@ -35,7 +35,7 @@ class Population:
         modules: the models; for a run, its own model comes first.
         membership: units on which each model was trained, bool [models, units].
         results: summaries of the federations, in the order of the models.
-        run: whether the first model is a finished run's.
+        run: whether the first model belongs to a finished run.
     """
 
     pool: Pool
@@ -57,16 +57,16 @@ def population(
     divide them.
 
     For a run, `models` shadow federations are trained on halves of its training and test sets, in
-    addition to the run. For a recipe, `models` federations are trained in all. Each has its own
-    cohorts, batches and noise, and each pair of them divides the units.
+    addition to the run. For a recipe, `models` federations are trained in all. Each federation has
+    its own cohorts, batches and noise. Federations come in pairs, and each pair divides the units.
 
     Args:
         target: the attacked recipe or run.
         models: number of federations.
         examples: largest number of the set's examples to use; default: all. Not for a run.
-        unit: unit of membership. For a recipe there are twice its number of clients, each with half
-            of the examples. For a run there are its own clients, and further clients that hold the
-            test set.
+        unit: unit of membership. For a recipe the clients are twice as many as the recipe states,
+            and each has half as many examples. For a run they are the run's clients and further
+            clients that hold the test set.
         progress: called with (rounds done, total, description).
 
     Raises:
@@ -165,8 +165,8 @@ def lira(people: Population) -> dict[str, MembershipResult]:
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of a model of the population on members and on non-members; outputs leak the
-    difference.
+    """Accuracy of one of the models on members and on non-members; the difference leaks through
+    outputs.
     """
     with torch.no_grad():
         (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]

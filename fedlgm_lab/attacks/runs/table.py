@@ -53,8 +53,9 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
 
 
 def _mean_and_std(rows: Sequence[Row], names: Iterable[str]) -> Row:
-    """Mean of each figure over the rows that have it, and as "NAME_std" the standard deviation, 0
-    for a single row.
+    """Mean of each figure over the rows that have it.
+
+    The key "NAME_std" has the standard deviation, which is 0 for a single row.
     """
     summary: Row = {}
     for name in names:
@@ -138,8 +139,9 @@ def reconstruction_table(
 
     Args:
         made: cells of the comparison.
-        show: text of a class; default: distance and agreement by the public classifier, with two
-            further rows for its distances of another class and between private images.
+        show: function that makes the text of a class. By default the text has distance and
+            agreement by the public classifier. Two further rows then state the distance of the
+            nearest other class and the distance between halves of the private images.
     """
     labels = list(dict.fromkeys(label for cell in made for label in cell["gan"]))
     body = []
@@ -175,7 +177,9 @@ def _figure(cell: Row, name: str, scale: float, digits: int, unit: str = "") -> 
 
 
 def _inception(figures: Row) -> str:
-    """Distance to the private images, and between halves of these."""
+    """Inception distance to the private images, and the distance between two halves of these
+    images.
+    """
     return f"{_figure(figures, 'inception_distance', 1, 1)} (private images: {figures['inception_floor']:.1f})"
 
 

@@ -202,8 +202,9 @@ def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly
 
 
 def _sequential(recipe: Recipe) -> Recipe:
-    """The recipe with the sequential trainer if it leaves the choice open: attacks train few
-    clients at a time.
+    """The recipe, with the sequential trainer if the recipe leaves the choice open.
+
+    Attacks train few clients at a time.
     """
     if recipe.training.undecided:
         training = recipe.training.model_copy(
@@ -283,8 +284,8 @@ class Pool:
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation on the units in `members` (bool [units]); the others are its test
-        set.
+        """The recipe's federation on the units in `members` (bool [units]); the other units are its
+        test set.
 
         Raises:
             ConfigError: the partition needs the data set's own users.
@@ -329,7 +330,9 @@ class ClientPool(Pool):
 
     @classmethod
     def of_run(cls, dataset: Images, recipe: Recipe, partition: Partition) -> ClientPool:
-        """The clients of a run, and others of the same size who hold the test examples."""
+        """The clients of a run, and further clients of the same size that hold the test
+        examples.
+        """
         pool, clients = Pool.of(dataset), recipe.federation.clients
         others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
         owner = partition.owners(len(pool.y))
@@ -341,17 +344,21 @@ class ClientPool(Pool):
 
     @classmethod
     def _of(cls, pool: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
-        """Clients without examples are left out: a model can remember nothing of them."""
+        """A pool without the clients that have no examples, of which a model can remember
+        nothing.
+        """
         held = owner >= 0
         present, unit_of = np.unique(owner[held], return_inverse=True)
         return cls(pool.x[held], pool.y[held], unit_of, trained[present], pool.classes)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation of the clients in `members` (bool [clients]); the others hold its
-        test set.
+        """The recipe's federation of the clients in `members` (bool [clients]).
+
+        The other clients hold its test set.
 
         Raises:
-            ConfigError: a fixed cohort size is not a whole number for this many clients.
+            ConfigError: the recipe has a fixed cohort size, which is not a whole number for this
+                many clients.
         """
         raw = recipe.plain_values()
         raw["federation"]["clients"] = int(members.sum())
@@ -371,7 +378,7 @@ def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients:
 
 
 def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
-    """The recipe's division of a set that is not its own.
+    """The division of another data set by the recipe's partition.
 
     Raises:
         ConfigError: a partition that needs the data set's own users.

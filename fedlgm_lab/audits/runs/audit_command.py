@@ -59,8 +59,10 @@ def audit(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Bound from below what a mechanism, a recipe or a finished run leaks; exit status 1 if more
-    than reported.
+    """Audit a mechanism, a recipe or a finished run: a lower bound on epsilon, and checks of the
+    noise.
+
+    The exit status is 1 if the audit contradicts the report.
     """
     from fedlgm.errors import ConfigError
     from fedlgm_lab.audits import CONFIDENCE, Audit

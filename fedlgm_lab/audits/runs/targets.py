@@ -120,8 +120,9 @@ def audit_recipe(
 
 
 def _refuse_own_steps(assembly: Assembly) -> None:
-    """Refuse clients that noise their own steps; the command in the message audits one client's
-    steps as releases.
+    """Refuse clients that add noise to their own steps.
+
+    The message has a command that audits one client's steps as releases.
     """
     recipe = assembly.recipe
     if recipe.training.sampling_rate is None:  # only local steps have a sampling rate
@@ -169,7 +170,7 @@ def audit_run(
 
     Raises:
         RunError: the run is not finished, has neither canaries nor a seed, or was given objects
-            that are not passed again; the message gives the remedy.
+            that the caller does not pass again; the message gives the remedy.
     """
     started = time.perf_counter()
     folder = RunFolder.open(run)
@@ -196,9 +197,9 @@ def audit_run(
         return audit.mechanism(subject, progress)
     elif assembly.recipe.run.seed is None:
         raise RunError(
-            f"{run} drew its noise from the operating system and had no canaries, so it cannot be "
-            "drawn again. Run it again with --set run.audit=true (canaries in the run) or with "
-            "--seed N (noise that can be drawn again), then audit that run"
+            f"{run} drew its noise from the operating system and had no canaries, so this noise "
+            "cannot be drawn again. Run it again with --set run.audit=true (canaries in the run) "
+            "or with --seed N (noise that can be drawn again), then audit that run"
         )
     else:
         audit_result = _replay(assembly, folder, result, subject, audit, progress)
@@ -266,8 +267,9 @@ def _replay(
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
-    """The plan of a finished round, from its row of metrics; other values are the same in all
-    rounds.
+    """The plan of a finished round, from its row of metrics.
+
+    Values that the row lacks are the same in all rounds.
     """
     scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(

@@ -1,4 +1,6 @@
-"""A certificate with what its holder has, and the values that several checks read from it."""
+"""A certificate with its holder's files and keys, and the values that several checks read from
+it.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def population_of(plan: Plan) -> dict[str, Any]:
 
 @dataclass
 class Case:
-    """A statement, and what the caller holds to check it with.
+    """A statement, and the files and keys with which the caller checks it.
 
     Attributes:
         statement: the statement.
@@ -107,7 +109,11 @@ class Case:
         texts = self.predicate["plans"]
         must(4, self.rounds, "the certificate has no round")
         used = {entry["plan"] for entry in self.rounds}
-        must(5, set(texts) == used, "the plans of the certificate are not those of its rounds")
+        must(
+            5,
+            set(texts) == used,
+            "the plans of the certificate differ from the plans of its rounds",
+        )
         plans = {name: read_plan(text, name, len(self.sizes)) for name, text in texts.items()}
         return [plans[entry["plan"]] for entry in self.rounds]
 

@@ -17,7 +17,7 @@ _CODE = ("clients", "fedlgm", "fedlgm_lab", "fedlgm_nodes", "simulations", "stra
 
 
 def first_head(start: dict[str, Any]) -> str:
-    """Head of a chain of releases before round 1, over what is fixed then: recipe, weights, code,
+    """Head of a chain of releases before round 1, over recipe, initial weights, code and
     commitment.
     """
     return digest("fedlgm releases v1", rfc8785.dumps(start))

@@ -44,7 +44,7 @@ def check_claim(case: Case) -> None:
     """Check 3: the words and figures of the claim follow from recipe and plans."""
     claim, first = case.claim, case.plans[0]
     for name, right in words_of(case.recipe, case.plans).items():
-        problem = f"the claim says {name} = {claim[name]!r}, but the run's is {right!r}"
+        problem = f"the claim says {name} = {claim[name]!r}, but the run has {right!r}"
         must(3, claim[name] == right, problem)
     protected = f"the plans protect one {first.unit} under {first.trust} trust"
     must(3, (claim["unit"], claim["trust"]) == (first.unit, first.trust), protected)
@@ -55,7 +55,7 @@ def check_claim(case: Case) -> None:
     at_most = f"delta = {claim['delta']:g} would have to be at most {largest:.3g}, 1 / (10 n)"
     must(3, 0 < claim["delta"] <= largest, at_most)
     covered = case.predicate["not_covered"] == NOT_COVERED[claim["trust"]]
-    must(3, covered, "the list of what is not covered was changed")
+    must(3, covered, "the list of statements that are not covered was changed")
     secret = claim["seed"] is None or SIMULATION in case.accepts
     must(3, secret, "the run was seeded: anyone can draw its noise again, so it protects nobody")
 
@@ -84,7 +84,7 @@ def check_plans(case: Case) -> None:
         stated = size  # the number of the data's examples, which no recipe states
         batch = case.recipe["training"]["batch_size"]
         divides = taken or math.isclose(first.sampling.expected, batch, rel_tol=1e-9)
-        must(5, divides, "the plans divide by another batch than the recipe's")
+        must(5, divides, "the plans divide by another batch size than the recipe states")
     else:
         stated = federation["clients"]
     planned = (size, taken) == (stated, federation.get("participations"))
@@ -108,7 +108,9 @@ def check_events(case: Case) -> None:
     """Check 6: every round is charged with the event that follows from its plan."""
     texts, rows, central = case.events, case.charges, case.claim["trust"] == "central"
     used = {row["event"] for row in rows}
-    must(6, set(texts) == used, "the events of the certificate are not those of its ledger")
+    must(
+        6, set(texts) == used, "the events of the certificate differ from the events of its ledger"
+    )
     check_texts(texts)
     places: dict[int, list[int]] = {}
     for place, row in enumerate(rows, start=1):
@@ -132,7 +134,7 @@ def check_events(case: Case) -> None:
 
 
 def check_texts(events: dict[str, str]) -> None:
-    """Refuse texts of events that do not have their hash, or have another form."""
+    """Refuse a text of an event that does not have the stated hash, or that has another form."""
     for name, text in events.items():
         named = hash_of(text) == name
         must(6, named, f"event {name[:8]} has another text than its hash says")
@@ -312,14 +314,14 @@ def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: 
             check(case)
     except _FORM as error:
         raise Refused(
-            3, f"recipe or plans have another form than this version's ({error})"
+            3, f"the recipe or a plan does not have the form that this version reads ({error})"
         ) from None
     require_signer(signer, key, "seller")
     return case
 
 
 def require_signer(signer: str, key: str | None, who: str) -> None:
-    """Refuse the outcome that a certificate holds if the caller has not said who must have signed.
+    """Refuse to state that a certificate holds if the caller has not named who must have signed it.
 
     Raises:
         NotCheckable: the caller named no key.

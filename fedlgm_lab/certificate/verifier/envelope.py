@@ -118,14 +118,16 @@ _ENVELOPE = {
 
 
 def write_json(value: Any) -> bytes:
-    """The text that plans and events have: Python's JSON, without NaN and infinity."""
+    """The text of a plan or event: Python's JSON, without NaN and infinity."""
     return json.dumps(value, allow_nan=False).encode()
 
 
 def read_json(
     data: bytes, check: int, what: str, write: Callable[[Any], bytes] = rfc8785.dumps
 ) -> Any:
-    """The value of a JSON text that is exactly as its writer writes it, by default RFC 8785.
+    """The value of a JSON text, which must equal the text that `write` makes of this value.
+
+    The default form is RFC 8785.
 
     Raises:
         Refused: the text has another order of keys, white space, a duplicate key, or a number that
@@ -180,7 +182,8 @@ def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
 
     Args:
         data: content of the certificate's file.
-        key: public key that must have signed; None accepts any, which the caller has to say.
+        key: public key that must have signed. None accepts any key; the caller must then report
+            this.
 
     Raises:
         Refused: the envelope is malformed, or its signature does not hold.

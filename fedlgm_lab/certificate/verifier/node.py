@@ -76,9 +76,9 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
     signed = told["node"]["service_key"] == signer
     must(3, signed, "the statement is about another node than the one that signed it")
     used = {charge["event"] for charge in charges}
-    must(4, used == set(texts), "the events are not those of the charges")
+    must(4, used == set(texts), "the events differ from the events of the charges")
     total = sum(charge["count"] for charge in charges)
-    must(4, total == told["releases"], "the charges are not as many as the releases")
+    must(4, total == told["releases"], "the number of charges differs from the number of releases")
     check_texts(texts)
     protected, counts = f"{told['unit']}, {told['relation']}", Counter[str]()
     for charge in charges:

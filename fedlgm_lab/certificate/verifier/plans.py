@@ -192,10 +192,10 @@ class Plan:
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
-    """A plan from its text, which has this SHA-256 and is for a model of so many layers.
+    """The plan in a text with the SHA-256 `named`, for a model of `layers` layers.
 
     Raises:
-        Refused: the text is not that of the plan, or not a plan.
+        Refused: the text has another SHA-256, or is not a plan.
         NotCheckable: the plan asks auxiliary queries.
     """
     what = f"plan {named[:8]}"
@@ -237,7 +237,7 @@ def _check(plan: Plan, raw: dict[str, Any], layers: int, what: str) -> None:
             (plan.unit == "example" and plan.trust == "local") != (plan.steps is not None)
             or (plan.steps is not None and plan.family != "gaussian")
         ),
-        "has shares of the noise, which distributed trust alone has": (
+        "has shares of the noise, which only distributed trust has": (
             ("shares" in facts) != (plan.trust == "distributed")
         ),
         f"has rounds that depend on each other under {plan.trust} trust": clients and plan.joint,

@@ -16,7 +16,7 @@ from fedlgm_lab.certificate.verifier.plans import Plan
 
 STEPS = ("sgd", "momentum")
 ARITHMETIC = ("fused", "separate")
-"""How the processor that trained rounded a x + y: once, or after the product too."""
+"""Rounding of a x + y on the processor that trained: once, or also after the product."""
 
 
 def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndarray:
@@ -29,7 +29,7 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
 
     Raises:
         Refused: the file has other tensors, or tensors of other sizes.
-        NotCheckable: it is not a safetensors file, or is not in float32.
+        NotCheckable: the file is not a safetensors file, or is not in float32.
     """
     try:
         tensors = dict(deserialize(data))
@@ -37,10 +37,14 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
         raise NotCheckable(f"the model is not a safetensors file ({error})") from None
     trained = [(name, size) for _, _, slots in layers for name, size in slots]
     same = sorted([*(name for name, _ in trained), *fixed]) == sorted(tensors)
-    must(12, same, "the tensors of the model file are not those of the certificate")
+    must(12, same, "the model file has other tensors than the certificate states")
     for name, digest in fixed.items():
         same = hashlib.sha256(tensors[name]["data"]).hexdigest() == digest
-        must(12, same, f"the tensor {name} was not trained, but is not that before round 1")
+        must(
+            12,
+            same,
+            f"the tensor {name} was not trained, but differs from its values before round 1",
+        )
     parts = []
     for name, size in trained:
         tensor = tensors[name]
@@ -61,7 +65,7 @@ def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> It
         rounds: number and SHA-256 of each round's vector, as in the certificate.
 
     Raises:
-        Refused: a vector is another one.
+        Refused: a vector has another SHA-256.
         NotCheckable: a file cannot be read.
     """
     files = [("initial.f32", initial, "<f4", "the initial weights are")]

@@ -1,4 +1,4 @@
-"""Check 2, continued: the fields of a certificate, all of which are known."""
+"""Check 2, continued: a certificate has only known fields."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _STATEMENT = {
 def read_statement(
     payload: bytes, predicate_type: str = PREDICATE_TYPE, form: Any = _STATEMENT
 ) -> dict[str, Any]:
-    """The statement in a payload, with all of its fields and no other.
+    """The statement in a payload, which has all required fields and no other field.
 
     Raises:
         Refused: a field is missing, unknown or has another type.

@@ -1,1 +1,1 @@
-"""What makes the tables and figures that are not grids of runs: see `maker`."""
+"""Makers of the tables and figures that are not grids of runs: see `maker`."""

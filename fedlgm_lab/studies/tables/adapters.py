@@ -1,7 +1,7 @@
-"""Private fine-tuning of a public base: adapters, parts of the model and all of it.
+"""Private fine-tuning of a public base: adapters, parts of the model and the complete model.
 
 Every run is the recipe `text-adapters` with the changes below, at the same proven epsilon. Learning
-rates are those of an earlier search, not repeated here.
+rates come from an earlier search, which is not repeated here.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def texts(store: Kept) -> Pages:
 
 
 def measure(store: Kept) -> None:
-    """All methods, seed by seed; a different base is measured anew."""
+    """Measure all methods, seed by seed; with a different base all figures are measured anew."""
     base = Path(store.input("base", "the file of fedlgm pretrain text-adapters")).resolve()
     digest, runs = digest_of_file(base), []
     untouched = {"method": "nothing", "base": digest}

@@ -1,10 +1,10 @@
 """Splits of the noise over the layers, fixed and learned from released outputs.
 
-A small federation of the library's parts: data, partition, mechanisms and their plans, bounded
-sums, noise and server optimizer. Only local training is reimplemented: full-batch steps of all
-clients of a cohort at once, several times as fast as training them one by one. Every method gets
-the same search (server learning rate, on a separate seed) and is then run on other seeds, all at
-one proven epsilon.
+A small federation uses the library's data, partition, mechanisms and their plans, bounded sums,
+noise and server optimizer. Only local training is reimplemented: all clients of a cohort take
+full-batch steps at once, which is several times as fast as training the clients one by one. Every
+method gets the same search (server learning rate, on a separate seed) and is then run on other
+seeds, all at one proven epsilon.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def runs_of(store: Kept, task: str) -> dict[Label, Cell]:
 
 
 def best_of(figures: Mapping[Label, pd.Series], candidates: Iterable[Label]) -> Label:
-    """The best candidate on average, among those with figures; "" if there is none."""
+    """The candidate with the best mean figure; "" if no candidate has figures."""
     measured = [method for method in candidates if len(figures.get(method, ()))]
     return max(measured, key=lambda method: figures[method].mean(), default="")
 
@@ -275,7 +275,7 @@ def texts(store: Kept) -> Pages:
 
 
 def measure(store: Kept) -> None:
-    """Missing runs in order: a task's search, then all methods seed by seed."""
+    """Make the missing runs in order: a task's search, then all methods seed by seed."""
     for task in TASKS:
         measure_cells(cells(store, NAME, run, task=task))
 

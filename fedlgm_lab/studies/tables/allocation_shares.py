@@ -1,4 +1,4 @@
-"""The paper's comparison of allocation rules (000, Table 1), by numbers.
+"""A numerical check of the paper's comparison of allocation rules (000, Table 1).
 
 For bounds and sizes of four layers, each rule's budget shares and ratio of signal to noise are
 compared with the table's formulas. The rule's objective is compared with the objectives of 10,000

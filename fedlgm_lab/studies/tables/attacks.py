@@ -1,9 +1,9 @@
 """Success of the default inversion on convolutional networks without noise, and of membership
 attacks by unit.
 
-Inversion: three clients, with one or two images each, at each of three initial models. Membership:
-federations that overfit, on random halves of the clients or of the examples, under several
-mechanisms at equal epsilon.
+The inversion attacks three clients, with one or two images each, at each of three initial models.
+The membership attacks are on federations that overfit. These are trained on random halves of the
+clients or of the examples, under several mechanisms at equal epsilon.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often each check of an audit fails: on releases as planned, and on releases that are not.
+"""How often each check of an audit fails, on releases as planned and on releases with a defect.
 
 Every seed has separate canaries and noise. Defects change only the noise, so that the bound on
 epsilon and the checks of the noise can be compared.
@@ -48,14 +48,16 @@ def _scaled(scale: float) -> Noise:
 
 
 def _repeated(change: Callable[[np.random.Generator, np.ndarray], np.ndarray]) -> Noise:
-    """The last round has the changed noise of the second one."""
+    """Noise whose last round repeats the noise of the second round, changed by `change`."""
     return lambda rng, past, size: (
         change(rng, past[1]) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
     )
 
 
 def _partly(share: float) -> Noise:
-    """A share of the variance of each round's noise comes from the noise of the round before."""
+    """Noise that takes the share `share` of its variance in a round from the noise of the round
+    before.
+    """
 
     def noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
         new = _draw_noise(rng, size)
@@ -150,7 +152,7 @@ def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row
 
 
 def measure(store: Kept) -> None:
-    """Everything that is not kept."""
+    """Measure every figure that is not kept yet."""
     layers = LayerTable.from_sizes(SIZES)
     of = {name: Subject.of(name, rounds=ROUNDS, layers=layers) for name in PLANNED}
     for seed in SEEDS:
@@ -186,7 +188,7 @@ def _row(rows: list[Row], checks: tuple[str, ...] = CHECKS) -> list[str]:
 
 
 def texts(store: Kept) -> Pages:
-    """Failed checks as planned, and with each defect."""
+    """Tables of failed checks, for releases as planned and for each defect."""
     planned = [
         [name, f"{confidence:g}", *_row(rows)]
         for name, confidence in itertools.product(PLANNED, CONFIDENCES)

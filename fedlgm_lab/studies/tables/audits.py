@@ -1,12 +1,12 @@
-"""Long form of the audits, in about forty minutes on a core.
+"""The full audits, which take about forty minutes on one core.
 
 1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
-2. Tightness in one training run: flat and SNR-consistent noise on the digits federation, canaries
-   in the run.
-3. False alarms: two thousand releases of each mechanism that are exactly as planned, at confidence
-   0.95 and 0.999, as many audits of four such rounds, a thousand of twelve rounds of correlated
-   noise, and 300 as `fedlgm audit` makes them.
-4. The cost of canaries: their share of a round's time.
+2. Tightness in one training run with canaries: flat and SNR-consistent noise on the digits
+   federation.
+3. False alarms on releases that are exactly as planned. There are two thousand single releases of
+   each mechanism, at confidence 0.95 and 0.999, two thousand audits of four rounds, a thousand
+   audits of twelve rounds with correlated noise, and 300 audits by the command `fedlgm audit`.
+4. The cost of canaries, as their share of a round's time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> 
 
 
 def tightness(store: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
-    """Audited over proven epsilon of training runs with canaries."""
+    """Ratio of the audited to the proven epsilon, for training runs with canaries."""
 
     def run(recipe: str, name: str, epsilon: float, seed: int) -> list[Any]:
         changes = {"mechanism.name": name, "privacy.epsilon": epsilon, "run.seed": seed}
@@ -166,8 +166,9 @@ def exact_releases(name: str, numbers: range) -> list[int]:
 
 
 def exact_runs(numbers: range) -> list[int]:
-    """Failed audits of whole runs, banded noise over twelve rounds in groups that take turns,
-    exactly as planned.
+    """Failed audits of whole runs that are exactly as planned.
+
+    The runs have banded noise over twelve rounds, and clients in groups that take turns.
     """
     noise = correlation.get("banded", 3 * SEPARATION, bands=SEPARATION)
     sampling = Sampling("cyclic", 10 * SEPARATION, 1 / SEPARATION, SEPARATION)
@@ -180,13 +181,13 @@ def exact_runs(numbers: range) -> list[int]:
 
 
 def audit(of: Subject, count: int, number: int) -> AuditResult:
-    """The whole audit of one run of releases exactly as planned."""
+    """The complete audit of one run whose releases are exactly as planned."""
     reported = reported_of(of, of.method.plan(of.start))
     return audit_record(watch(of, count, "release", number), of.layers, reported)
 
 
 def failed_commands(name: str, numbers: range) -> list[int]:
-    """Audits of a sound mechanism, as `fedlgm audit NAME --seed N` makes them, that failed."""
+    """Number of failed audits of a sound mechanism, made as by `fedlgm audit NAME --seed N`."""
     subject = Subject.of(name)
     return [sum(not Audit(seed=number).mechanism(subject).passed for number in numbers)]
 

@@ -1,8 +1,8 @@
 """Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven
 epsilon of 3.
 
-All 60,000 examples of FashionMNIST, the CNN with 26,010 parameters. Every cell gets the same search
-(learning rate, on a separate seed) and is then run on other seeds.
+The runs train the CNN with 26,010 parameters on all 60,000 examples of FashionMNIST. Every cell
+gets the same search (learning rate, on a separate seed) and is then run on other seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm_lab.studies.tables.store import CHANGE, Kept, change
 
 NAME = "central-allocations"
 STEPS, EARLIER = labels(NAME, "steps")
-"""Steps of the runs, and of the earlier, shorter ones."""
+"""Number of steps of the runs, and of the earlier, shorter runs."""
 PAPER = {
     # rule: the paper's figures under EqClip and MedClip
     "flat": ("86.41 ± 0.02", ""),
@@ -60,7 +60,7 @@ def search(store: Kept, steps: int) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """Results and searches of these runs and of the earlier, shorter ones."""
+    """Results and searches of these runs, and of the earlier, shorter runs."""
     return {
         "central-allocations.md": {"results": results(store, STEPS)},
         "data/central-allocations.md": {

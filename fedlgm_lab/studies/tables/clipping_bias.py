@@ -1,9 +1,9 @@
 """Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b)
 of its paper.
 
-Settings and grids are those of the studies 002-figure-5 to -7. The bias is ||mean scaled gradient -
-mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over five
-steps.
+Settings and grids are taken from the studies 002-figure-5 to -7. The bias is ||mean scaled gradient
+- mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over
+five steps.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def jobs(study: str) -> list[Job]:
 
 
 def measure_bias(job: Job, store: Kept) -> Row:
-    """The bias in one training. Studies share runs with equal settings, and the seeds of these
-    runs.
+    """The bias in one training.
+
+    Runs with equal settings in several studies have the same seed, and are measured once.
     """
     for row in store.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}

@@ -3,8 +3,8 @@
 * errors of the models over the errors with independent noise. One comparison has no amplification,
   and clients take part at least b rounds apart under both noises. The other compares groups with
   secret draws in them against Poisson sampling of all clients;
-* gain of a separate C for every layer over the best one for all, if the server treated layers
-  differently;
+* gain of a separate C for every layer over the best single C for all layers, if the server treated
+  layers differently;
 * errors for a server with momentum.
 """
 
@@ -34,8 +34,8 @@ Row = dict[str, Any]
 
 
 def without_amplification() -> list[Row]:
-    """Clients at least b rounds apart under either noise, so that both have the same sensitivity,
-    sqrt(T / b).
+    """Errors if a client's rounds are at least b apart under both noises, which then have the same
+    sensitivity, sqrt(T / b).
     """
     rows = []
     independent = correlation.get("identity", ROUNDS)
@@ -114,11 +114,11 @@ def per_layer() -> list[Row]:
     """Error of the best single C for all layers over the error with a separate C for each layer,
     each under its optimal split.
 
-    With sens(C_l) E_l of each kind of layers the optimal split has the error sum_l c_l sens(C_l)
-    E_l sqrt(d_l), so the cost of one C is the mean of its costs for either kind, weighted by the
-    terms of this sum. "worst": the largest over all weights, whatever the model. Models: layers
-    have equal bounds, and the last one ("output"), or the second half of them, is treated as named
-    second.
+    The optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l), where sens(C_l) E_l depends
+    only on the kind of layer l. The cost of a single C is therefore the mean of its costs for the
+    two kinds, weighted by the terms of this sum. "worst" is the largest cost over all weights, and
+    holds for any model. In the measured models all layers have equal bounds. The last layer
+    ("output"), or the second half of the layers, has the treatment that is named second.
     """
     sizes = {
         name: LayerTable.from_module(models.build(kind, in_shape=shape, classes=10)).sizes

@@ -1,7 +1,7 @@
 """Whether clients vote for the cut of their updates that trains the better model.
 
-The settings are those of `water_filling` and `real_models`, whose runs tell which cut is better.
-The votes are those of the first round, with hardly any noise.
+The settings come from `water_filling` and `real_models`, whose runs show which cut is better. The
+votes are taken in the first round, with hardly any noise.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def settings_of(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
 
 
 def vote(setting: Setting, seed: int) -> dict[str, float]:
-    """The share of the first cohort's clients that prefer water-filling; those that abstain count
-    as half.
+    """The share of the first cohort's clients that prefer water-filling; an abstention counts as
+    half.
     """
     once = {
         "mechanism.name": "voted-filling",

@@ -1,4 +1,4 @@
-"""Accuracy by who adds the noise, at two epsilons.
+"""Accuracy at two epsilons, by the party that adds the noise.
 
 The recipe is `distributed-digits`. Runs differ only in the party that adds the noise, the number of
 nodes, the budget, the bound, the learning rate and the seed. Every cell chooses among the same

@@ -1,5 +1,6 @@
-"""i.n.i.d. Gaussian and Laplace noise: Tables I to III and V and Figures 5 and 6 of its paper, in
-about three minutes on one core; `inid_figures` draws Figures 1 to 4.
+"""i.n.i.d. Gaussian and Laplace noise: Tables I to III and V and Figures 5 and 6 of its paper.
+
+The tables take about three minutes on one core. `inid_figures` draws Figures 1 to 4.
 """
 
 from __future__ import annotations
@@ -164,11 +165,11 @@ def mean_and_error(x: Array) -> str:
 
 
 def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
-    """Mean squared error of product Laplace noise proven (epsilon, delta)-DP by its privacy loss
-    distribution.
+    """Mean squared error of product Laplace noise whose privacy loss distribution proves (epsilon,
+    delta)-DP.
 
-    Coordinates are decoupled, so the worst neighbour moves every one by its sensitivity. Ratios
-    lambda_i/beta_i are rounded up to at most 60 levels (sound). The better of the two shapes
+    Coordinates are decoupled, so the worst neighbour moves every coordinate by its sensitivity.
+    Ratios lambda_i/beta_i are rounded up to at most 60 levels (sound). The better of the two shapes
     lambda^(1/3) and lambda^(1/2) is taken.
     """
 

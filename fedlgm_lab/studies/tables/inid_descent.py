@@ -128,8 +128,8 @@ def descent_errors(
 
 
 def descent() -> Rows:
-    """DP-CD against improved DP-CD at equal proven budget; settings are tuned for each on separate
-    seeds.
+    """DP-CD against improved DP-CD at equal proven budget; each method's settings are tuned on
+    separate seeds.
     """
     rows: Rows = []
     for name, scaling in SETS:

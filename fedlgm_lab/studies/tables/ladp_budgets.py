@@ -1,5 +1,6 @@
-"""The budget that the LaDP-FL paper charges by its equations 17 to 19, beside the proven epsilon:
-its Figure 5 and the last block of its Table VIII.
+"""The budget that the LaDP-FL paper charges by its equations 17 to 19, beside the proven epsilon.
+
+These are Figure 5 and the last block of Table VIII of the paper.
 
 Recipe `ladp-fashion-mnist-published`, ten rounds, seeds 1 to 3. The baselines are in the paper's
 frame (calibration = "matched"). By equation 17 an upload of layer j with noise sigma costs

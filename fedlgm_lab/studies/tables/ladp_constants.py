@@ -1,5 +1,5 @@
-"""The constants that the LaDP-FL paper leaves open, on its mechanism as published: B (score cap)
-and R (threshold).
+"""The constants B (score cap) and R (threshold), which the LaDP-FL paper leaves open, in its
+published mechanism.
 
 Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3. Each seed has its own initial
 model, cohorts and noise. Full DP has the same frame (calibration = "matched"). Nothing else is

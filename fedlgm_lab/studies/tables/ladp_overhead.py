@@ -4,8 +4,8 @@ Table IV of the paper.
 Each repeat measures in turn the processor time of one optimizer step of the model (batch 50), of
 Full DP's work on the finished update, and of LaDP-FL's work on it (published, and sound under local
 trust). Medians are reported; a client's round is 20 optimizer steps plus the work on the update.
-The paper compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP there. What
-the published rule selects at initialisation is counted too.
+The paper compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP there. The
+layers that the published rule selects at initialisation are also counted.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def time_work() -> dict[str, Any]:
 
 
 def texts(store: Values) -> Pages:
-    """Times, and what the published rule selects."""
+    """Tables of times, and of the layers that the published rule selects."""
     found = store.values
     base, seconds = found["full_dp_round"], found["seconds"]
     times = [[f"{found['steps']} optimizer steps", f"{found['steps'] * seconds['step']:.2f} s"]]

@@ -1,8 +1,9 @@
 """LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk and bias (Figures 2
 and 4, Tables 3 and 5 of its paper).
 
-FashionMNIST, S-CNN (26,010 parameters). Private: 2,000 training examples; public: 4,000 others,
-half of which train the shadow model. Error rates are those of adversaries on public examples.
+The data set is FashionMNIST, and the model is S-CNN (26,010 parameters). The private part has 2,000
+training examples. The public part has 4,000 other examples, and half of them train the shadow
+model. Error rates are error rates of adversaries on public examples.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ def measure_risk(store: Values) -> None:
 
 
 def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> dict[str, Any]:
-    """Train once; accuracy on the test set, and with `whole` the layers' membership accuracy and
-    the bias.
+    """Train once, and measure the accuracy on the test set.
+
+    With `whole` the layers' membership accuracy and the bias are also measured.
     """
     halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
     x, y = halves.private
@@ -163,8 +165,9 @@ def private_run(
     keys: KeyRing,
     looks: int = 0,
 ) -> dict[str, Any]:
-    """Train once; at some steps the bias of the scaling is measured, which is ||mean scaled
-    gradient - mean gradient|| over fixed private examples.
+    """Train once, and measure the bias of the scaling at some steps.
+
+    The bias is ||mean scaled gradient - mean gradient|| over fixed private examples.
     """
     examples, steps = (x[:500], y[:500]), method.facts.rounds
     plans: list[Any] = []
@@ -207,7 +210,7 @@ def private_run(
 
 
 def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
-    """The same batches without bounds or noise."""
+    """SGD on the same batches, without bounds or noise."""
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(
             np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE)
@@ -249,7 +252,7 @@ def best_rate(values: dict[str, Any], style: str) -> float:
 
 
 def measure(store: Values) -> None:
-    """Error rates of adversaries, then searches and runs."""
+    """Measure the error rates of adversaries, then make the searches and the runs."""
     measure_risk(store)
     for seed, style, lr in itertools.product(SEARCH_SEEDS, STYLES, RATES):
         name = f"search {style} {lr:g} {seed}"

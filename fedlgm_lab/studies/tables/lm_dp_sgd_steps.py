@@ -35,8 +35,9 @@ STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
 
 
 def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
-    """CPU seconds of a step (median) and peak memory above the imports, in MB; in a separate
-    process.
+    """Median CPU seconds of a step, and its peak memory in MB in addition to the imports' memory.
+
+    Both figures come from a separate process.
     """
     torch.set_num_threads(1)
     name, shape, classes, batch = NETWORKS[network]
@@ -77,7 +78,7 @@ def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
 
 
 def measure(store: Values) -> None:
-    """Each network and method in a separate process."""
+    """Measure each network and method in a separate process."""
     for network in NETWORKS:
         for style in STEPPED:
             command = [sys.executable, "-m", __name__, network, style]

@@ -1,4 +1,4 @@
-"""One frame for what makes tables and figures: kept figures, pages and pictures in one folder.
+"""The common form of modules that make tables, with kept figures, pages and pictures in one folder.
 
     fedlgm study inid                                # measures, and shows the tables
     fedlgm study inid --out docs/results             # the same on the pages of results
@@ -30,14 +30,14 @@ Pages = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Maker:
-    """What makes the tables of one file of kept figures.
+    """Maker of the tables of one file of kept figures.
 
     Attributes:
         file: name of the file in the folder.
-        texts: tables from what is kept.
-        measure: measures what is missing.
+        texts: makes the tables from the kept figures.
+        measure: measures the missing figures.
         store: how the file holds its figures.
-        pictures: name of each picture, and what draws it from the kept figures.
+        pictures: name of each picture, and the function that draws it from the kept figures.
         inputs: further settings, with their descriptions.
         partial: whether there are tables before everything is measured.
     """
@@ -74,7 +74,7 @@ def load(name: str) -> Maker:
     """The maker of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no maker has this name.
     """
     if name not in TITLES:
         raise ConfigError(f"no table {name!r}; {alternatives(name, TITLES)}")
@@ -84,11 +84,11 @@ def load(name: str) -> Maker:
 
 
 def make(name: str, folder: Path, settings: Mapping[str, Any]) -> tuple[Pages, bool]:
-    """Measure what is missing, and put tables and pictures into the folder.
+    """Measure the missing figures, and put tables and pictures into the folder.
 
     Args:
         name: name of the maker.
-        folder: kept figures and pages; tables replace those of the pages there.
+        folder: folder of kept figures and pages; new tables replace the tables of these pages.
         settings: "minutes", and the maker's inputs.
 
     Returns:

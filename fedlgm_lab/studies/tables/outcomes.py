@@ -41,11 +41,12 @@ def studies(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def keep(folder: Path, results: Path) -> None:
-    """Keep the outcome of a bundled study that has run for the pages of results, and the outcome of
-    its runs with --tuned.
+    """Keep the outcome of a finished bundled study, for the pages of results.
+
+    The outcome of its runs with --tuned is also kept.
 
     Raises:
-        ConfigError: the folder holds none.
+        ConfigError: the folder does not hold the outcome of a bundled study.
     """
     source = folder / "study.json"
     if not source.is_file():
@@ -77,7 +78,9 @@ def check_claims_of(name: str, file: Path) -> list[claims.Checked]:
 
 @cache
 def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
-    """Kept, because several parts of the pages show the same claims."""
+    """The checked claims of a file, cached because several parts of the pages show the same
+    claims.
+    """
     found = Study.read(file)
     return claims.check(
         files.load(name).claims, found.to_frame(), found.compared_keys, found.headline
@@ -85,7 +88,7 @@ def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
 
 
 def count_outcomes(outcomes: Sequence[str]) -> str:
-    """How many claims have which outcome."""
+    """Number of claims with each outcome, in words."""
     number = collections.Counter(outcomes)
     return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
@@ -125,7 +128,7 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
 
 
 def paper_table() -> str:
-    """A row for every paper: the number that begins its studies' names, and what is from it."""
+    """A row for every paper: its number, title, mechanisms, recipes and studies."""
 
     def join(entries: Sequence[str]) -> str:
         return ", ".join(f"`{entry}`" for entry in entries)
@@ -145,7 +148,7 @@ def paper_table() -> str:
 
 
 def overview(folder: Path, found: Mapping[str, Any]) -> str:
-    """A row for every table and figure that was made, and lists of the others."""
+    """A row for every table and figure that was made, and lists of those that were not."""
     rows, no_data, not_made = [], [], []
     for name in files.names():
         asked = files.load(name)
@@ -295,7 +298,7 @@ def measure(store: Values) -> None:
     """Keep the outcome that is asked for.
 
     Raises:
-        ConfigError: the folder of results has no outcomes, or the study's folder has none.
+        ConfigError: the folder of results has no outcomes, or the study's folder has no outcome.
     """
     if "keep" in store.settings:
         keep(Path(store.settings["keep"]), store.folder)

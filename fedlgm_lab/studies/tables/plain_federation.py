@@ -1,5 +1,6 @@
-"""The recipe `fashion-mnist` in plain torch, for comparison with the simulator, from which it takes
-only the arrays of FashionMNIST and the noise multiplier.
+"""The recipe `fashion-mnist` in plain torch, for comparison with the simulator.
+
+Only the arrays of FashionMNIST and the noise multiplier are taken from the simulator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from simulations.config.assembly import Assembly
 
 CLIENTS, RATE, BOUND, ALPHA, EPOCHS, LR, BATCH = 500, 0.1, 0.5, 0.5, 3, 0.002, 32
 SETTINGS = ((100, -1.0), (300, 0.0))
-"""Rounds and least pixel."""
+"""Number of rounds and smallest pixel value of each setting."""
 
 
 def network() -> nn.Sequential:

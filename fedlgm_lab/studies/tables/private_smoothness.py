@@ -41,8 +41,8 @@ def private_smoothness(
         epsilon: share of the budget, > 0.
         rows: public number N of rows, the divisor.
         rng: stream of the noise.
-        floor: estimates below floor * curvature * b_i^2 are raised to it, in (0, 1]: an estimate
-            may be zero or negative, which is no valid learning rate or clipping constant.
+        floor: number in (0, 1]; estimates below floor * curvature * b_i^2 are raised to this value,
+            because a zero or negative estimate gives no valid learning rate or clipping constant.
 
     Returns:
         Estimates, shape [K], all > 0.

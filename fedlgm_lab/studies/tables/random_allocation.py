@@ -32,7 +32,8 @@ def hospitals(folder: Path) -> dict[str, Any]:
     rows, targets, owners = [], [], []
     for number, file in enumerate(sorted(folder.glob("processed.*.data"))):
         frame = pandas.read_csv(file, na_values="?", encoding="utf-8-sig")
-        if "cleveland" in file.name and frame["cp"].min() == 0:  # a copy with other codes
+        # a copy of the file that codes some columns differently
+        if "cleveland" in file.name and frame["cp"].min() == 0:
             frame = frame.assign(
                 target=1 - frame["target"],
                 cp=frame["cp"].map({0: 4, 1: 2, 2: 3, 3: 1}),
@@ -49,7 +50,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
 
 
 def measure(store: Kept) -> None:
-    """All settings; "heart" if its folder is given."""
+    """Measure all settings; "heart" only if its folder is given."""
     heart = store.settings.get("heart")
     of_heart = None if heart is None else hospitals(Path(heart))
     for group in settings(NAME)["groups"]:

@@ -4,8 +4,8 @@ Four models are for text. Two are a transformer that was pretrained on public te
 with adapters (LoRA) or with its last block open. The other two are a recurrent network and a
 transformer with embeddings, trained from a random start by Adam on the clients. Clients are
 chapters of the King James Bible, cut to eight windows of 32 characters. The fifth is the CNN of the
-recipe `fashion-mnist`, with Adam clients. Every rule gets the same search, over three seeds, of the
-server learning rate, and is run with five other seeds.
+recipe `fashion-mnist`, with Adam clients. Every rule gets the same search of the server learning
+rate over three seeds. It is then run with five other seeds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def changes(setting: Setting, base: str) -> dict[str, Any]:
 
 
 def measure(store: Values) -> None:
-    """Scores of every setting that has none, before the runs; then the runs."""
+    """Make the missing scores of every setting, and then the runs."""
     base = str(store.input("base", BASE)) if len(store.values) < len(SETTINGS) - 1 else ""
     for name, setting in SETTINGS.items():
         if name != "cnn":  # the CNN has no public examples to score
@@ -130,7 +130,7 @@ def comparison(store: Values, rules: Sequence[str]) -> str:
 
 
 def texts(store: Values) -> Pages:
-    """Rules of allocation, water-filling, and its choice by vote."""
+    """Tables of allocation rules, of water-filling, and of the choice of water-filling by vote."""
     names = {"water-filling on real models": FILLING, "votes on real models": VOTES}
     filled = {
         name: comparison(store, rules) if settings_with_runs(store.folder, rules) else ""

@@ -1,9 +1,9 @@
 """Whether `recommend` predicts runs.
 
 A setting is a recipe with changes, for which rules were, or will be, compared at one proven
-epsilon, every rule with a separate search of the server learning rate (or the step's) on a separate
-seed. Predictions are computed on the public half of the digits, or the recipe's test examples of
-other sets, and are never computed again once there are runs of the setting.
+epsilon. Every rule has a separate search of the learning rate (of the server or of the step) on a
+separate seed. Predictions are computed on the public half of the digits or, for other sets, on the
+recipe's test examples. They are never computed again once there are runs of the setting.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def predict(setting: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure(store: Kept) -> None:
-    """Score every setting that has no score, before its runs. Then make the runs, with the rule
-    that is expected to be far off last.
+    """Score every setting that has no score, and then make its runs.
+
+    The runs of the rule that is expected to be much worse come last.
     """
     content = settings(NAME)
     for file, scored in (
@@ -114,8 +115,9 @@ def figures_by_rule(store: Kept) -> dict[str, pd.DataFrame]:
 
 
 def agreement_of_halves(figures: pd.DataFrame) -> float:
-    """Mean rank correlation of a setting's figures between two halves of its seeds, which says how
-    sure their order is. Of more than a thousand divisions, a thousand random ones are taken.
+    """Mean rank correlation of a setting's figures between two halves of its seeds, as a measure of
+    how certain their order is. If there are more than a thousand divisions, a thousand random ones
+    are used.
 
     NaN if there are no two halves, or if rules are equal in one half.
     """

@@ -67,7 +67,9 @@ class Cell(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A scored rule in a cell: its ratio to the flat rule, and the figures of both."""
+    """A scored rule in a cell: its score's ratio to the flat rule's score, and the figures of both
+    rules.
+    """
 
     place: tuple[str, ...]
     rule: str
@@ -87,8 +89,8 @@ def recipes(study: StudyFile) -> Iterator[tuple[str, Recipe]]:
 def predict(recipe: Recipe) -> dict[str, float]:
     """Scores of the rules; empty if `recommend` refuses.
 
-    The public examples are the public half of the digits, which have few test examples, and the
-    test examples of the other sets.
+    For the digits, which have few test examples, the public examples are the public half. For the
+    other sets they are the test examples.
     """
     found = data.load(recipe.data.name)
     given: dict[str, Any] = {"public": "test", "data": found}
@@ -162,7 +164,7 @@ def correlations(group: Sequence[Cell]) -> list[str]:
 
 
 def calls(group: Sequence[Cell]) -> dict[str, list[Pair]]:
-    """The pairs, grouped by what `recommend` calls the rule."""
+    """The pairs, grouped by whether `recommend` calls the rule "better", "worse" or neither."""
     found: dict[str, list[Pair]] = {"better": [], "worse": [], "neither": []}
     for pair in pairs(group):
         called = "better" if pair.ratio >= BETTER else "worse" if pair.ratio <= WORSE else "neither"

@@ -15,7 +15,8 @@ PLACE = ("data", "epsilon", "clients", "layer sizes")
 
 
 def map_table(folder: Path) -> str:
-    """A row for each study and network: accuracy of flat clipping, and each rule's difference.
+    """A row for each study and network: accuracy of flat clipping, and each rule's difference from
+    it.
 
     Args:
         folder: kept results; studies that were not run have no rows.
@@ -40,7 +41,7 @@ def kept_studies(folder: Path) -> list[tuple[StudyFile, Path]]:
 
 
 def _place(entry: tuple[StudyFile, Path]) -> tuple[bool, tuple[str, ...]]:
-    """Digits come before the other data."""
+    """Key that sorts studies of digits before studies of other data."""
     setting = setting_of(entry[0])
     return setting[0] != "digits", setting
 

@@ -46,12 +46,12 @@ class Search:
         grid: rates that are always tried, each twice the previous one.
         least: smallest rate to try.
         most: largest rate to try.
-        better: 1 if a higher figure is better, -1 if a lower one is.
+        better: 1 if a higher figure is better, -1 if a lower figure is better.
         seeds: seeds of the search's runs, not used for anything else.
         key: the recipe's key of the rate.
         column: the rate's column in the kept rows.
-        at: labels, where they differ, of another cell whose search serves this cell, too.
-        set: that cell's changes of the recipe, where they differ.
+        at: changed labels of another cell, if that cell's search also serves this cell.
+        set: changes of the recipe in which that cell differs.
     """
 
     grid: Sequence[float]
@@ -160,7 +160,7 @@ def measure_cells(cells: Sequence[Cell]) -> None:
 
 
 def _value(key: str, value: Any) -> Any:
-    """A recipe's value; None for "none" where it removes one, since TOML has no None."""
+    """A recipe's value; None for "none" if this text removes the key, since TOML has no None."""
     section, _, name = key.partition(".")
     return None if isinstance(value, str) and removes(section, name, value) else value
 
@@ -203,7 +203,7 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
         store: the kept runs.
         maker: name of the maker.
         run: (recipe, changes, seed) -> figures of a run; default: `store.figures`.
-        name: columns of rows.
+        name: values of columns that the rows must have.
     """
     content = settings(maker)
     listed = []
@@ -240,7 +240,7 @@ def _chosen(maker: str, axis: str, wanted: Any) -> Iterator[tuple[Label, dict[st
     Args:
         maker: the maker.
         axis: the axis.
-        wanted: "all" labels, a list of them, or a group's own axis.
+        wanted: "all" for all labels, a list of labels, or a group's own axis.
     """
     values = wanted if isinstance(wanted, dict) else settings(maker)["axes"][axis]
     if isinstance(values, str):

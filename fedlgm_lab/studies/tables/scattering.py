@@ -66,7 +66,8 @@ class Scattering:
     def _filter(self, width: float, angle: float, frequency: float, slant: float) -> torch.Tensor:
         """A Gaussian, or a Morlet wavelet if the frequency is not 0, in Fourier space.
 
-        A Morlet wavelet is a wave under a Gaussian, less the Gaussian's share that gives it mean 0.
+        A Morlet wavelet is a wave times a Gaussian, minus the multiple of the Gaussian that makes
+        the mean 0.
         """
         gaussian, wave = torch.zeros(2, self._padded, self._padded, dtype=torch.complex128)
         near = torch.arange(self._padded, dtype=torch.float64)
@@ -129,7 +130,7 @@ def _fold(waves: torch.Tensor, factor: int) -> torch.Tensor:
 def normalise_groups(features: torch.Tensor, groups: int) -> torch.Tensor:
     """Every example's features with mean 0 and variance 1 in each group of channels.
 
-    An example is scaled by its own figures alone, so this costs no privacy.
+    An example is scaled only by figures of the same example, so this costs no privacy.
 
     Args:
         features: [n, channels, height, width].

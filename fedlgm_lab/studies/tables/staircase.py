@@ -1,9 +1,9 @@
 """Staircase noise in two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
-Its density is constant on shells of the l1 norm and drops by e^-epsilon once in every interval of
-one sensitivity, at a fraction gamma of it. It uses only the query's global l1 sensitivity. In
-contrast, i.n.i.d. Laplace noise uses one sensitivity per coordinate, so it can have a smaller error
-(i.n.i.d. noise paper, section V-D and Table II).
+Its density is constant on shells of the l1 norm and drops by the factor e^-epsilon once in every
+interval of one sensitivity, at the fraction gamma of the interval. It uses only the query's global
+l1 sensitivity. In contrast, i.n.i.d. Laplace noise uses one sensitivity per coordinate, so it can
+have a smaller error (i.n.i.d. noise paper, section V-D and Table II).
 
 Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one
 dimension); Geng, Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two
@@ -32,8 +32,8 @@ def best_gamma(epsilon: float) -> float:
     """The gamma that minimises the expected l1 norm, for epsilon in (0, 700].
 
     With v = b + (1 - b) gamma the error is stationary where v^4 - 2 b (1 + b) v + 3 b^2 = 0, and
-    least at the larger root. Both branches solve that equation, in a variable that neither cancels
-    (small epsilon) nor vanishes (large).
+    least at the larger root. Both branches solve that equation. For small epsilon the variable t
+    avoids cancellation; for large epsilon the variable x does not vanish.
     """
     b, drop = math.exp(-epsilon), -math.expm1(-epsilon)
     # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0

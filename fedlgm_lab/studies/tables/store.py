@@ -39,7 +39,7 @@ class _Store:
             of the figures.
 
     Raises:
-        ConfigError: the minutes are no number.
+        ConfigError: the minutes are not a number.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -98,7 +98,7 @@ class Kept(_Store):
         """The row with that name; a run is made if there is none.
 
         Raises:
-            OutOfTimeError: there is none, and the minutes are over.
+            OutOfTimeError: there is no such row, and the minutes are over.
         """
         return self.keep(name, lambda: figures(recipe, overrides, int(name["seed"])))
 
@@ -106,7 +106,7 @@ class Kept(_Store):
         """The row with that name; its figures are computed if there is none.
 
         Raises:
-            OutOfTimeError: there is none, and the minutes are over.
+            OutOfTimeError: there is no such row, and the minutes are over.
         """
         rows = self.find(**name)
         if rows:

@@ -1,4 +1,4 @@
-"""Names and titles of what makes tables; listed without importing them."""
+"""Names and titles of the makers of tables, listed without importing the makers."""
 
 from __future__ import annotations
 

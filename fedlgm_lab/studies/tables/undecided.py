@@ -2,7 +2,7 @@
 
     fedlgm study undecided --out docs/results    # times one run of each of these studies
 
-The hours are those of the claim's own runs on further seeds, without a search.
+The hours are the time of the claim's own runs on further seeds, without a search.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def time_run(kept: Mapping[str, Any], method: str) -> Row:
 
 
 def measure(store: Kept) -> None:
-    """One run of each study that has an undecided claim with runs."""
+    """Time one run of each study that has an undecided claim with runs."""
     studies = outcomes.studies(store.folder)
     methods = {
         case.study: case.claim.a for case in reversed(undecided(store.folder)) if case.checked.seeds

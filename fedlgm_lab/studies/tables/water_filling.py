@@ -2,7 +2,8 @@
 
 The three rules add the same noise to the sum and differ only in what they keep of a large update.
 Clients are trained at once as in `adaptive`, and every rule gets the same search of the server
-learning rate over three seeds before it is run with five others. `real_models` has models for text.
+learning rate over three seeds. It is then run with five other seeds. `real_models` has models for
+text.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def runs_of(store: Kept, task: str) -> dict[str, Cell]:
 
 
 def comparison(store: Kept) -> str:
-    """One row per task and rule: accuracy, and the paired changes against both other rules."""
+    """One row per task and rule: accuracy, and the paired changes against each of the two other
+    rules.
+    """
     lines = []
     for group in settings(NAME)["groups"]:
         runs = runs_of(store, group["name"]["task"])

@@ -3,7 +3,7 @@ D. Boneh, *Differentially Private Learning Needs Better Features (or Much More D
 
     fedlgm study yardsticks --set data=FOLDER
 
-Batches, learning rates and passes are those of their code, so nothing is searched.
+Batches, learning rates and passes are taken from their code, so nothing is searched.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def scatter(x: np.ndarray, groups: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def features(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """The same set with each image's features, which are scaled by their own figures alone."""
+    """The same set with each image's features, scaled only by figures of the same image."""
     pictures = images(name, folder, examples)
     train, test = (scatter(x, GROUPS) for x in (pictures.train_x, pictures.test_x))
     return replace(

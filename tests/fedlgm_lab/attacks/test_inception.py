@@ -58,7 +58,7 @@ def test_distances_by_torch_fidelitys_network(weights):
 def test_nothing_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
     with pytest.raises(
-        ConfigError, match=f"no Inception weights at .*{WEIGHTS}: fedlgm does not download it"
+        ConfigError, match=f"no Inception weights at .*{WEIGHTS}: fedlgm does not download them"
     ):
         InceptionFeatures()
     assert not (tmp_path / "cache").exists()

@@ -52,7 +52,7 @@ def test_numbers_without_noise_never_pass_in_silence(epsilon, trials):
         found = audit_release(release, epsilon=epsilon, delta=1e-5, trials=trials, seed=0)
     told = [str(warning.message) for warning in caught]
     assert not found.passed or any(
-        "3 of 200 numbers have none here, the first at 3" in text for text in told
+        "3 of 200 numbers have no noise, the first at index 3" in text for text in told
     )
 
 
@@ -67,7 +67,7 @@ def test_an_audit_that_cannot_fail_says_so():
     """Counted errors of 1000 trials never reach an epsilon of 8, even if numbers have no noise at
     all."""
     words = r"show an epsilon of at most 4\.\d+ .* the audit cannot fail; raise trials, or pass noise='gaussian'"
-    bare = "without noise: 3 of 300 numbers have none here, the first at 0"
+    bare = "without noise: 3 of 300 numbers have no noise, the first at index 0"
     with pytest.warns(Notice, match=f"{words}.*{bare}"):
         assert audit_release(
             three_without_noise, epsilon=8.0, delta=1e-5, trials=1000, seed=0

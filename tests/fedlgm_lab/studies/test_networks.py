@@ -121,7 +121,7 @@ def test_a_second_call_in_other_processes_runs_nothing(finished: Study) -> None:
         ([7], r"an entry of grid\['model'\] must be a name"),
         ([("a", 7)], r"an entry of grid\['model'\] must be a name"),
         ([("a", "mlp", 7)], r"an entry of grid\['model'\] must be a name"),
-        ([("a", Net, {"hidden": [8]})], "an object has its options already"),
+        ([("a", Net, {"hidden": [8]})], "a model object takes no further options"),
         ([("a", "mlp", {"hiden": [8]})], "'a': mlp has no option 'hiden'; did you mean 'hidden'"),
         (["mpl"], "unknown model 'mpl'"),
     ],

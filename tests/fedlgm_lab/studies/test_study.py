@@ -163,7 +163,7 @@ def test_any_key_of_the_recipe_may_vary() -> None:
         ),
         ({"mechanism": [("a", "uniform", {"bund": 1})]}, "'a': uniform has no option 'bund'"),
         ({"mechanism": [("a", Alike, {"bund": 1})]}, "bund"),
-        ({"mechanism": [("a", Alike("x"), {"bound": 1})]}, "has its options already"),
+        ({"mechanism": [("a", Alike("x"), {"bound": 1})]}, "takes no further options"),
         ({"mechanism": [7]}, "an entry of grid"),
         ({"mechanism": [("uniform", {"bound": 1})]}, "an entry of grid"),
         (

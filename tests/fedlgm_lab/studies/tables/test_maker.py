@@ -116,7 +116,7 @@ def test_without_time_nothing_is_measured(run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("inid", "--quick"), "inid is not a grid of runs: it takes --set, --out and --json"),
+        (("inid", "--quick"), "inid is not a grid of runs: it takes only --set, --out and --json"),
         (("inid", "--set", "base=x"), "--set base: this table takes minutes"),
         (("adapters",), "adapters needs --set base=...: the file of fedlgm pretrain"),
         (("cut-votes",), "fedlgm study water-filling"),
