@@ -246,7 +246,7 @@ class Polling:
         if told and part.client not in self._named:
             self._named.add(part.client)
             self._say(
-                f"{self._enrolment[part.client].name}: {why}; its operator should look at its "
+                f"{self._enrolment[part.client].name}: {why}; its operator should check its "
                 "processes"
             )
         if part.down_since is None:

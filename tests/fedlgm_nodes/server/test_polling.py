@@ -28,7 +28,7 @@ def test_a_node_that_is_not_connected_counts_as_zero(federation):
     federation.run(2)
     assert [report.lost for report in federation.reports] == [{"n1": "not connected"}] * 2
     assert federation.reports[1].seconds < QUICK.offline_seconds  # known by then
-    named = "n1: not connected; its operator should look at its processes"
+    named = "n1: not connected; its operator should check its processes"
     assert [line for line in federation.lines if "n1" in line and "counts as zero" not in line] == [
         named
     ]
