@@ -1,5 +1,4 @@
-"""A keyed draw of each round's participants by client number, never by Flower's random node ids.
-"""
+"""A keyed draw of a round's participants by client number, not by Flower's random node ids."""
 
 from __future__ import annotations
 

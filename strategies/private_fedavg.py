@@ -458,8 +458,8 @@ def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricR
     if not isinstance(figures, MetricRecord | None):
         raise ConfigError(
             "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, "
-            f"'accuracy': 0.9}}), or None, got {type(figures).__name__}; (loss, metrics) belongs to "
-            "Flower's older interface"
+            f"'accuracy': 0.9}}), or None, got {type(figures).__name__}; (loss, metrics) belongs "
+            "to Flower's older interface"
         )
     return figures
 

@@ -170,8 +170,8 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
     values = wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data)
     if values.shape != (plan.size,) or values.dtype not in (np.float32, np.float64):
         raise PrivacyError(
-            f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the "
-            f"plan releases {plan.size} numbers"
+            f"a reply holds {values.size} values of type {values.dtype} and shape {values.shape}, "
+            f"but the plan releases {plan.size} numbers"
         )
     return values
 

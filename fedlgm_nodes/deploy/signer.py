@@ -102,7 +102,7 @@ class Signer:
             )
         if problem := registered.problem(question):
             raise RunError(problem)
-        if question.model == NO_MODEL:  # asks for keys; nothing is released by it
+        if question.model == NO_MODEL:  # such a question asks for keys and releases nothing
             return protocol.sign(self._key, "question", question.digest)
         content = protocol.digest(question.plan, question.model)
         key = (question.run, question.round, question.client)

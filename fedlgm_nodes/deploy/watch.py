@@ -23,7 +23,7 @@ RESUMES = "the same command, without --fresh, resumes the run"
 
 
 class KilledError(RunError):
-    """A process without which no run continues has ended."""
+    """A process that every run needs has ended."""
 
 
 class Watch:
@@ -49,7 +49,7 @@ class Watch:
         link = self._superlink
         if link is not None and not self._starters and _starts_apps(link):
             raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
-        self._others = set(family)  # ServerApps of other runs among them
+        self._others = set(family)  # includes ServerApps of other runs
         self._app: psutil.Process | None = None
         self.misses_app = False
         """Whether the run has no process: it has none yet, or one that ended before it took the
@@ -154,7 +154,7 @@ def superlink_of(folder: DeploymentFolder) -> psutil.Process | None:
 
 
 def is_called(process: psutil.Process, command: str) -> bool:
-    """Whether a process was started by the name of this command of Flower's and has not ended."""
+    """Whether a process is running and was started under the name of this Flower command."""
     with suppress(psutil.Error):
         return is_alive(process) and any(
             Path(word).name == command for word in process.cmdline()[:2]
@@ -163,7 +163,7 @@ def is_called(process: psutil.Process, command: str) -> bool:
 
 
 def _starts_apps(link: psutil.Process) -> bool:
-    """Whether the start script of a SuperLink leaves it to the SuperLink to start a SuperExec."""
+    """Whether a SuperLink starts its own SuperExec, as its start script requests."""
     with suppress(psutil.Error):
         return is_called(link, "flower-superlink") and "--isolation" not in link.cmdline()
     return False

@@ -52,7 +52,7 @@ from simulations.runs.folder import RunFolder
 from strategies.messages import NumberingGrid
 from strategies.nodes import OneNodePerClient
 
-_LOST = 1  # code of an error reply; Flower's own say nothing that fits
+_LOST = 1  # code of an error reply, because none of Flower's own codes fits
 FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
@@ -204,7 +204,7 @@ class NodeGrid(NumberingGrid):
         late: int,
         started: float,
     ) -> None:
-        """Report a round: clients that count, and why the others do not."""
+        """Report a round: the clients that count, and why other clients do not count."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
         for those, why in group_by_reason(told.items()):

@@ -43,16 +43,17 @@ class OpenAttempt(BaseModel):
     """An attempt whose nodes may have been charged.
 
     Attributes:
-        key: identity of the run's releases, by which the run's ledger and cohorts are repeated,
-            hexadecimal digits.
+        key: identity of the run's releases, hexadecimal digits. With the same identity, the run's
+            ledger and cohorts are repeated.
         round: number, from 1.
         plan: JSON text of its plan.
         model: SHA-256 of the global model.
-        nonce: the attempt's own key, which its questions share.
+        nonce: the attempt's own key, which is the same in all of its questions.
         clients: clients that are asked, ascending.
         lost: client -> why it takes no further part.
-        adverts: client -> plain values of its advert, of the cohort.
-        shared: client -> (receiver -> sealed shares, commitment), of all that shared their secrets.
+        adverts: client -> plain values of its advert, for the members of the cohort.
+        shared: client -> (receiver -> sealed shares, commitment), for all clients that shared their
+            secrets.
         sent: survivor -> its signature that it has sent its vector; empty until the set is fixed.
         total: sum of the survivors' masked vectors, 32-bit words.
     """

@@ -186,8 +186,8 @@ class Polling:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
                 self._say(
-                    f"{name} has answered an earlier round too late: charged there, not counted "
-                    "here"
+                    f"{name} has answered an earlier round too late: it was charged, and its "
+                    "answer does not count"
                 )
             elif id_ in owner:
                 key = owner[id_].keys.pop(id_, None)

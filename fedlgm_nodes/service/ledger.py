@@ -186,8 +186,8 @@ class NodeLedger:
     def epsilon(
         self, delta: float, protected: str, further: privacy.DpEvent | None = None
     ) -> float:
-        """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP:
-        noise in shares).
+        """Epsilon at `delta` of all charges, and of one further release if given, by PLD, or by RDP
+        for noise in shares.
 
         Args:
             delta: delta of the epsilon.
@@ -264,8 +264,8 @@ class NodeLedger:
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort, and the lasting name, which get no
-                other release (see `release_for`).
+            only_for: digests of the question and the cohort, and the lasting name. No other release
+                is made for these (see `release_for`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -366,8 +366,8 @@ class NodeLedger:
         _locked.add(_identity(os.fstat(self._lock)))
 
     def _require_held(self) -> None:
-        """Refuse to write if another file has taken the ledger's place, which another service could
-        lock and charge.
+        """Refuse to write if another file has replaced the ledger's file. Another service could
+        lock and charge that file.
 
         Raises:
             LedgerError: the file was replaced or removed, for example by a restored backup.

@@ -7,10 +7,10 @@ them.
 A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the
 same checks. Only "mask" reads data and is charged.
 
-The service makes one release at a time; `listener` runs it. It trusts no statement of a client
-process about the run, the round or the sender, but only the user that the kernel reports. It
-answers no question with figures without noise, except for the bounded update of central trust if
-the policy permits it.
+The service makes one release at a time. `listener` runs the service. It trusts only the user that
+the kernel reports, and no statement of a client process about the run, the round or the sender. Its
+answers hold no figures without noise, except for the bounded update of central trust if the policy
+permits it.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Service:
 
     @property
     def data_reads(self) -> int:
-        """Number of times that the data were read. A question that needs them read again takes
-        longer with more examples.
+        """Number of times that the data were read. A question for which the data must be read again
+        takes longer with more examples.
         """
         return self._releaser.starts
 
@@ -431,8 +431,8 @@ class Service:
         )
 
     def _earlier_answer(self, row: Row) -> bytes | None:
-        """The answer that release `row` sent; None if nothing can have been sent and it must be
-        made.
+        """The answer that release `row` sent; None if nothing can have been sent and the answer
+        must be made.
         """
         digest = self._ledger.answer_digest(row.seq)
         if digest is None:
@@ -449,8 +449,8 @@ class Service:
         )
 
     def _keep(self, row: Row, body: bytes) -> str:
-        """Keep an answer on disk, which may be sent only when the ledger allows it; returns its
-        digest.
+        """Keep an answer on disk, and return its digest. The answer may be sent only once the
+        ledger allows it.
         """
         digest = protocol.sha256(body)
         limit = self.policy.limits.kept_replies
@@ -522,7 +522,7 @@ class Service:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
                 asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
-                if self._failed is None:  # otherwise this record may not be the right one
+                if self._failed is None:  # otherwise this record may belong to another ledger
                     self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
                 raise
         except LedgerError as error:
@@ -534,8 +534,9 @@ class Service:
             raise self._failed from error
 
     def _people(self) -> str:
-        """Keyed digest of the people who count elsewhere. It has a key because a server learns it,
-        and could otherwise compare it with the digests of lists with and without a person.
+        """Keyed digest of the people who count elsewhere. The digest has a key, because a server
+        learns it and could otherwise compare it with the digests of lists with and without a
+        person.
         """
         return self._releaser.people and self.folder.keyed_digest(self._releaser.people)
 

@@ -26,7 +26,7 @@ from clients.flower_private import SOON_S, run_supernode, version_problem
 from fedlgm_nodes.protocol.messages import pause_after
 
 LONGEST_S = 3.0
-_REPLY_S = 0.05  # between looks for the reply in this process's memory
+_REPLY_S = 0.05  # seconds between looks for the reply in this process's memory
 _NEVER_CONNECTED = (
     "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not "
     "registered, and a machine whose clock is more than 5 seconds ahead of the server's or 5 "

@@ -40,8 +40,8 @@ def start(link: Connection) -> Child:
 class TrainingProcess(ChildProcess):
     """The service's side.
 
-    A process that has ended is started again, once for each thing that is asked. The same release
-    has the same noise in the next process, so its numbers do not depend on how often it was made.
+    A process that has ended is started again, at most once for each call. The same release has the
+    same noise in the next process, so its numbers do not depend on how often it was made.
 
     Args:
         folder: the node's folder.
@@ -84,7 +84,7 @@ class TrainingProcess(ChildProcess):
             self.close()
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Request:
-        """The request that a question's parts make (see `Releaser.understand`).
+        """The request that is built from a question's parts (see `Releaser.understand`).
 
         Raises:
             Refusal: the question is malformed or not allowed.
@@ -187,8 +187,8 @@ class _Answers:
             counted.settle(folder.people_file, released)
         elif released and folder.people_file.exists():
             raise DataError(
-                "data.people: this ledger's releases count each person at one node, and without it "
-                "people would count at several: state it again"
+                "data.people: this ledger's releases count each person at one node, and without "
+                "data.people a person could count at several nodes: state it again"
             )
         self._releaser = Releaser(policy, data, digest, secret, test_seed)
         self._releaser.warm()

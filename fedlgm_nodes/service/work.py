@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from fedlgm.mechanisms import Mechanism
     from fedlgm.training import LocalTraining
 
-_LONGEST = 4096  # characters of a name with its options
+_LONGEST = 4096  # largest number of characters of a name with its options
 # largest value of a learning rate and similar settings; JSON has whole numbers that no float holds
 _LARGEST = 1e30
-_LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
+_LONGEST_MECHANISM = 16_384  # enough for three numbers for each of two hundred layers
 
 
 class Table(BaseModel):
@@ -35,7 +35,7 @@ class Table(BaseModel):
     standardise: dict[str, list[float]] = {}
 
     def check(self, data: Data) -> None:
-        """Refuse a work that takes other columns, classes or figures than the policy's.
+        """Refuse a work whose columns, classes or figures differ from the policy's.
 
         The model would read one column as another, and no answer would show it.
 

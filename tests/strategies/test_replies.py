@@ -162,7 +162,7 @@ class TestBlocksOfASimulation:
 
         federation.strategy._messages = other_plan
         with pytest.raises(
-            PrivacyError, match=r"holds 5 values .* where the plan releases 4 numbers"
+            PrivacyError, match=r"holds 5 values .* but the plan releases 4 numbers"
         ):
             federation.run(1)
 

@@ -40,16 +40,17 @@ class Session:
     """The node's progress in one attempt at one round. PRIVATE until `revealed` is set.
 
     Attributes:
-        terms, advert: plain values of both.
+        terms, advert: plain values of the terms and of the node's advert.
         sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no
             longer needed.
         commitment: SHA-256 of the seed.
         cohort: digest of the only cohort with which the secrets were shared; empty before.
-        members: plain values of its adverts.
+        members: plain values of the cohort's adverts.
         outgoing: client -> sealed shares, in base 64, as they left.
-        sharing: clients whose shares this node holds, its own among them (U1); empty until its
-            vector is kept.
-        held: client -> its shares of that client's seed and masking key, hexadecimal digits.
+        sharing: clients whose shares this node holds, including itself (U1); empty until its vector
+            is kept.
+        held: client -> this node's shares of that client's seed and masking key, hexadecimal
+            digits.
         revealed: client -> the one share that left.
     """
 
@@ -144,8 +145,8 @@ class SessionStore:
         return None if row is None else row[0]
 
     def bind_keys(self, masking: str, cohort: str) -> str:
-        """The only cohort with which the keys of an advert are shared: the first that was given, on
-        disk.
+        """The only cohort with which the keys of an advert are shared. This is the first cohort
+        that was given; it is on disk.
 
         Args:
             masking: the advert's public key of masks.
