@@ -145,7 +145,8 @@ def simulate(
     ] = None,
     ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
     supernodes: Annotated[
-        int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")
+        int | None,
+        typer.Option(min=1, help="For the flower engine: number of simulated SuperNodes."),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to create for the run.")] = None,
     resume: Annotated[
@@ -266,7 +267,7 @@ def calibrate(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the whole run.")] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed."),
+        typer.Option(help="Instead of --epsilon: the noise multiplier. Its epsilon is printed."),
     ] = None,
     sampling_rate: Annotated[
         float, typer.Option(help="Probability q that a client takes part.")
@@ -274,13 +275,14 @@ def calibrate(
     participations: Annotated[
         int | None,
         typer.Option(
-            help="Instead of --sampling-rate: secret rounds of each unit, exactly k of T."
+            help="Instead of --sampling-rate: each unit takes part in exactly k of the T rounds, "
+            "which stay secret."
         ),
     ] = None,
     relation: Annotated[
         str, typer.Option(help="add-remove, replace-one or zero-out.")
     ] = "add-remove",
-    accountant: Annotated[str, typer.Option(help="An accountant of recipes.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="Accountant, by its name in recipes.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
     """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""
@@ -424,8 +426,8 @@ tools.add_commands(app)
 
 def main() -> None:
     """Entry point."""
-    # Imports make a million objects that stay; every search of all of them takes a tenth of a
-    # second, and those at the end of the process a whole one.
+    # Imports make a million objects that stay. Each garbage collection of all of them takes a tenth
+    # of a second, and the collections at the end of the process take a second.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     atexit.register(gc.freeze)
     ending(lambda: app(standalone_mode=True))

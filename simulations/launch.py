@@ -104,7 +104,7 @@ def resume(
     own: Own | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunSummary:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached.
+    """Continue an interrupted run. It ends with the same model as an uninterrupted run.
 
     The trackers named in its recipe continue; `trackers` are additional objects. A finished run
     returns its summary, after the same checks of its ledger, recipe and objects. Arguments as in

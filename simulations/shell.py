@@ -81,12 +81,12 @@ _LISTED = (
     "data-sets",
     "list",
 )
-"""Subjects that `fedlgm doctor` lists, as commands that a reader may try."""
+"""Words that a reader may try as commands, although `fedlgm doctor` lists what they name."""
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that answer an unknown name with similar ones, or with the command that lists the
-    known ones.
+    """Commands that answer an unknown name with similar names, or with the command that lists the
+    known names.
     """
 
     def resolve_command(

@@ -86,8 +86,8 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
         (
             recipe.privacy.trust == "distributed" and recipe.sampling.rate < 1,
             (
-                "a certificate names who took part in a round, and the smaller epsilon of readers "
-                "counts on their not knowing it: set federation.rate = 1"
+                "a certificate names who took part in a round, but the smaller epsilon of readers "
+                "holds only if they do not know this: set federation.rate = 1"
             ),
         ),
         (

@@ -25,7 +25,7 @@ from simulations.config.fingerprints import array_digest, fixed_digest, module_d
 from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
-"""Keys of [data] for a bundled set's examples, independently of the clients that hold them."""
+"""Keys of [data] that select a bundled set's examples, whichever clients hold them."""
 
 _MEASURE = ("metrics", "evaluate")
 """Objects that measure a run without changing it."""
@@ -132,8 +132,8 @@ class Own:
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
         """Hash of each object, by which a resumed run recognises it in any process.
 
-        The hash covers a model's initial weights, code and frozen values, data's arrays and
-        division, and the division that a partition makes.
+        The hash covers a model's initial weights, code and frozen values, the arrays and the
+        division of data, and the division that a partition makes.
 
         Args:
             initial: the run's model with its initial weights.

@@ -135,7 +135,7 @@ class Recipe(Section):
         """A recipe from plain values; the errors are those of `load`.
 
         Raises:
-            ConfigError: the values are not a mapping, or one is refused.
+            ConfigError: the values are not a mapping, or a value is refused.
         """
         if isinstance(obj, cls):
             return obj
@@ -171,7 +171,9 @@ class Recipe(Section):
 
     @property
     def units(self) -> str:
-        """Whom an attack on the run looks for, in the plural: people if the run states an overlap."""
+        """The units that an attack on the run looks for, in the plural: people if the run states an
+        overlap.
+        """
         return "people" if self.federation.overlap else f"{self.unit}s"
 
     @property
@@ -278,8 +280,8 @@ class Recipe(Section):
         )
 
     def plain_values(self) -> dict[str, Any]:
-        """Plain values to change: without the epsilon that follows from a noise multiplier, as a
-        user writes them.
+        """Plain values to change, as a user writes them. An epsilon that follows from a noise
+        multiplier is left out.
 
         Example:
             >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).plain_values()["privacy"])[:2]

@@ -160,7 +160,7 @@ class Recorder:
         recipe = self._assembly.recipe
         with Ledger(
             self._folder.ledger_file
-        ) as ledger:  # a separate reader: the next round is charging already
+        ) as ledger:  # a separate reader, because the next round is already being charged
             figures: Figures = {
                 "metrics": metrics,
                 "headline": self._assembly.data.task.headline,
