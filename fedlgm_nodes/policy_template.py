@@ -104,8 +104,7 @@ name = {data_name} # identity of the data set; the ledger is bound to it
 #       "images"  path = a folder with one folder per class, class_names = ["benign", "malignant"]
 #       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
 #       "csv"     path = a file (.csv, .csv.gz), labels = the label column, features = ["a", "b"] (default: all others),
-#                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public mean and
-#                 deviation,
+#                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public figures,
 #                 people = {{column = "pseudonym", elsewhere = "elsewhere.txt"}}: leaves out people on this list
 #       "parquet" path = a file or folder, and the keys of "csv"
 #       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
@@ -172,8 +171,9 @@ uids = [] # user numbers that may connect; empty: all users that the permissions
 DISTRIBUTED = """
 [distributed]
 min_cohort = {min_cohort} # least number of nodes among which this node's vector is hidden
-max_colluders = {max_colluders} # number of nodes that may collude with the server; the other nodes'
-noise must suffice # Public keys of all clients' services, in the order of the clients' numbers ("":
-no service). The services' operators # have sent you these keys. Only this list says who the peers
-are: a server that could choose the list could name # services of its own. peers = {peers}
+max_colluders = {max_colluders} # number of nodes that may collude with the server; the other nodes' noise must suffice
+# Public keys of all clients' services, in the order of the clients' numbers ("": no service). The services' operators
+# have sent you these keys. Only this list says who the peers are: a server that could choose the list could name
+# services of its own.
+peers = {peers}
 """
