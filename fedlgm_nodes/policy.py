@@ -313,8 +313,8 @@ class Ask(_Section):
 
     @property
     def server_keys(self) -> list[str]:
-        """Keys, one of which must have signed a question. If the list is empty, any sender may
-        ask.
+        """Keys of the server. One of these keys must have signed a question. If the list is empty,
+        any sender may ask.
         """
         return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
 

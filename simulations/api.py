@@ -201,8 +201,8 @@ class RunResult(Figures):
 
     @plain_defaults()
     def module(self) -> nn.Module:
-        """The model as it was trained. The task's loss takes its outputs. The errors are those of
-        `model`.
+        """The model in the form in which it was trained. The task's loss takes its outputs. It
+        raises the errors of `model`.
         """
         return self._folder.checkpoints.into(
             self._assembly.model.module(), self._assembly.model.layers
@@ -356,7 +356,8 @@ def simulate(
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of
             each client.
-        server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
+        server_optimizer: an object with `step(model, mean_update)`; both arguments have the shape
+            [parameters].
         trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox",
             or a class or function (module, layers, settings, *, device, task) ->
             `fedlgm.training.Trainer`. Its result is bounded like any update.
@@ -418,8 +419,8 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run, or open a finished run. The final model is the same as that of
-    an uninterrupted run.
+    """Continue an interrupted run, or open a finished run. The final model is the same as the model
+    of an uninterrupted run.
 
     Example:
         >>> import simulations, tempfile
@@ -440,7 +441,7 @@ def resume(
             server_optimizer); others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
-        RunError: there is no such run, or objects or clients differ from those of the run.
+        RunError: there is no such run, or the given objects or clients are not the run's.
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)

@@ -139,7 +139,9 @@ def resume(
 def _engine(
     engine: str | Engine, options: EngineOptions, recipe: Recipe, trackers: Sequence[Tracker]
 ) -> Engine:
-    """The engine of a run, which can serve these tracker objects and those of the recipe."""
+    """The engine of a run. It must be able to serve these tracker objects and the recipe's
+    trackers.
+    """
     device, threads = recipe.training.device, recipe.run.threads
     chosen = engines.get(engine, options, device=device, threads=threads)
     with prefix_key("run.trackers"):

@@ -89,7 +89,7 @@ def standardise(
         delta: delta of the release, below the run's delta.
         ledger: SQLite file that records the cost of statistics of these data.
         users: as for `simulate`.
-        unit: unit of protection, which must be that of the run.
+        unit: unit of protection, which must be the same as the run's.
         continue_ledger: whether the ledger may hold earlier statistics of these data, whose cost
             then adds up.
 

@@ -74,8 +74,8 @@ class AnyNode(ChargedFirst):
         """Find the workers, once.
 
         Raises:
-            RunError: no worker connects, one does not start, or one states that it serves a single
-                client.
+            RunError: no worker connects, a worker does not start, or a worker states that it serves
+                a single client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -172,7 +172,7 @@ class OneNodePerClient(ChargedFirst):
                 raise RunError(
                     f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, "
                     f"beginning with client {missing[0]}: start them, or set federation.quorum to "
-                    "begin without"
+                    "begin without them"
                 )
             time.sleep(_POLL_S)
         if missing:

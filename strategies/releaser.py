@@ -127,7 +127,7 @@ class Releaser:
             self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
 
     def _terms(self, plan: ReleasePlan) -> dict[str, Any]:
-        """Fields of a ledger row beside its cost."""
+        """Fields of a ledger row in addition to its cost."""
         stated = {"guarantee": plan.guarantee} if self.stated else {}
         return {"claim": plan.claim, "protects": plan.protects, **stated}
 

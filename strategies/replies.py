@@ -35,7 +35,7 @@ class Failure:
     Attributes:
         kind: "missing" (there is no node, or no reply in time), "error" (the node reports a
             failure) or "rejected" (a reply that breaks a rule).
-        node: the node that was asked; None if the client has none.
+        node: the node that was asked; None if the client has no node.
         client: the client that was asked.
         reason: description of the failure; parts may be text from the node (see `printable`).
 

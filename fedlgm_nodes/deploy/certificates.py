@@ -111,7 +111,7 @@ def make_server_certificate(folder: Path, authority: Authority, hosts: Sequence[
 
 
 def renewed(file: Path, authority: Authority) -> bytes:
-    """A certificate for the same key and hosts as that in a file, in PEM."""
+    """A new certificate, in PEM, for the key and the hosts of the certificate in a file."""
     before = x509.load_pem_x509_certificate(file.read_bytes())
     names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     key = cast(ec.EllipticCurvePublicKey, before.public_key())

@@ -276,7 +276,7 @@ def enrol(
         replace: replace another node that is enrolled as this client.
 
     Raises:
-        ConfigError: a file cannot be used, an entry does not fit the others, or another node
+        ConfigError: a file cannot be used, an entry does not fit the other entries, or another node
             already has this client.
     """
     try:

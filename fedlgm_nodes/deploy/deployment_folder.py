@@ -1,4 +1,4 @@
-"""A deployment's folder: the server operator's files and those of each node.
+"""A deployment's folder: the files of the server's operator and the files of each node.
 
 DIR/deploy.toml                address, ports, names
 DIR/enrolment.toml             which node is which client
@@ -108,7 +108,7 @@ class SignerFolder:
     """Script that starts it."""
 
     def key(self, file: Path | None = None) -> Ed25519PrivateKey:
-        """The key that signs questions, or another one in a file.
+        """The key that signs questions, or another key in a file.
 
         Raises:
             RunError: the key is missing or damaged.

@@ -1,4 +1,5 @@
-"""Changes of a deployment that runs: certificates, the key of its questions, and its nodes.
+"""Changes of a running deployment: its certificates, the key that signs its questions, and its
+nodes.
 
 For some time during each change, the old certificate or key and the new one are both accepted. The
 nodes therefore need not all change a file on the same day. Each step replaces one file. If a
@@ -34,8 +35,8 @@ def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
     """Renew the server's certificates and, before it ends, their authority. Returns lines for the
     operator.
 
-    An authority that ends before a certificate of full length gets a successor. From then on
-    `ca.crt` holds both, and nodes accept both.
+    An authority that would end before a full-length certificate gets a successor. From then on
+    `ca.crt` holds both authorities, and nodes accept both.
 
     Args:
         folder: the deployment.
@@ -142,12 +143,12 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
 
     Args:
         folder: the deployment.
-        name: its name.
+        name: name of the node.
         values: values of its policy.
 
     Raises:
-        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, whose
-            peers every policy lists.
+        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, for
+            which every policy lists the peers.
         RunError: the node's folder exists.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
@@ -220,7 +221,7 @@ def _refuse_peers(folder: DeploymentFolder, remedy: str) -> None:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Replace a file by one of the same owner and permissions."""
+    """Replace a file by a new file with the same owner and permissions."""
     before = file.stat() if file.exists() else None
     write_durably(file, content, 0o644 if before is None else before.st_mode & 0o777)
     if before is not None:

@@ -82,9 +82,11 @@ def describe(
         except ValidationError as error:
             raise ConfigError(f"{data}: {first_problem(error)}") from error
     elif people is not None:
-        raise ConfigError(f"--people: is for tables (.csv, .parquet), and {data.name} is none")
+        raise ConfigError(
+            f"--people: is for tables (.csv, .parquet), and {data.name} is not a table"
+        )
     elif public is not None:
-        raise ConfigError(f"--test: is for tables (.csv, .parquet), and {data.name} is none")
+        raise ConfigError(f"--test: is for tables (.csv, .parquet), and {data.name} is not a table")
     return values | given
 
 

@@ -121,7 +121,7 @@ def start_time(process: psutil.Process) -> float:
 
 
 def alive(processes: Mapping[str, Started]) -> dict[str, psutil.Process]:
-    """Those of the processes that run."""
+    """The given processes that are running."""
     found = {}
     for role, (pid, born, _) in processes.items():
         with contextlib.suppress(psutil.Error):

@@ -253,7 +253,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
 
     Args:
         assembly: objects of the run.
-        run: its label.
+        run: label of the run.
         done: number of finished rounds.
     """
     facts, method, plan = (

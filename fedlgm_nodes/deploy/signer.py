@@ -1,5 +1,5 @@
-"""The process that holds the key for a deployment's questions and signs only those of registered
-runs.
+"""The process that holds the key for a deployment's questions and signs only questions of
+registered runs.
 
 A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key
 of this user. The signing key therefore belongs to another user, whose process answers on a Unix

@@ -60,7 +60,7 @@ def run(
 
     Args:
         folder: the deployment.
-        recipe: the recipe; its number of clients becomes that of the enrolled nodes.
+        recipe: the recipe; its number of clients becomes the number of enrolled nodes.
         fresh: start a new run even if there is one of this recipe.
         say: called with each line of progress.
 

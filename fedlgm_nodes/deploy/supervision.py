@@ -1,7 +1,8 @@
 """The processes of a deployment under a supervisor: units of systemd, and files of Docker Compose.
 
-Both come from one list of processes. Each process has a user of its own, sees only its own files,
-and may write only what it must. A process that holds keys or data has no network.
+Units and Compose files come from the same list of processes. Each process has a user of its own,
+sees only its own files, and may write only the files that it must write. A process that holds keys
+or data has no network.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Supervised:
     port: int = 0
 
     def unit(self) -> str:
-        """Its unit of systemd, with this machine's paths."""
+        """The process's unit of systemd, with this machine's paths."""
         folder = self.script.parent
         writes = " ".join(_quote(folder / name) for name in self.writes)
         hardened = _HARDENED.format(
@@ -96,7 +97,7 @@ class Supervised:
         )
 
     def service(self, root: Path, place: str) -> str:
-        """Its service in a Compose file.
+        """The process's service in a Compose file.
 
         Args:
             root: folder of that file.

@@ -52,8 +52,9 @@ class Watch:
         self._others = set(family)  # includes ServerApps of other runs
         self._app: psutil.Process | None = None
         self.misses_app = False
-        """Whether the run has no process: it has none yet, or one that ended before it took the
-        run's lock."""
+        """Whether the run has no process, because it has not started one yet, or because its
+        process ended before it took the run's lock.
+        """
         self.look()
 
     def look(self) -> None:
@@ -133,9 +134,7 @@ def killed_message(pid: int | None) -> str:
 
 
 def superlink_of(folder: DeploymentFolder) -> psutil.Process | None:
-    """The SuperLink on this machine, whoever started it; None if there is none that this user can
-    see.
-    """
+    """The SuperLink on this machine, whoever started it; None if this user can see no SuperLink."""
     readable = os.access(folder.processes_file, os.R_OK)
     if (
         process := process_record.alive(

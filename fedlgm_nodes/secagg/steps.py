@@ -59,5 +59,5 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
 
 
 def texts(values: Mapping[int, str]) -> dict[str, str]:
-    """Texts by client, with the client numbers as texts, because JSON has no other keys."""
+    """Texts by client. The client numbers are also texts, because JSON has no other keys."""
     return {str(client): text for client, text in values.items()}

@@ -29,8 +29,8 @@ class AnswerCheck:
     Args:
         enrolment: mapping of nodes to clients.
         layers: the mechanism's view of the model's layers.
-        positions: JSON file of each node's ledger position; kept over runs, it detects nodes that
-            were restored.
+        positions: JSON file with each node's ledger position. It is kept over runs, so that nodes
+            that were restored are detected.
         test: whether to accept only answers of nodes made for tests, whose noise is known. If
             false, answers of such nodes are refused.
 

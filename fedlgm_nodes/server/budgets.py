@@ -81,7 +81,7 @@ def require(
         needed: number of nodes that every round needs.
 
     Returns:
-        One line for each node that will drop out, if enough others remain.
+        One line for each node that will drop out, if enough other nodes remain.
 
     Raises:
         ConfigError: fewer nodes than the quorum can complete the run; the message gives the number

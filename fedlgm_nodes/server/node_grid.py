@@ -9,9 +9,8 @@ checked against the enrolment.
 * An answer counts once, if the node's release service has signed it as the answer to this very
   question.
 * A client without an answer is reported to the strategy as failed, with the reason: it counts as
-  zero, and the public
-denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a
-node nothing, whereas a void round would waste budget.
+  zero, and the public denominator is unchanged. Below the quorum a round waits and asks again: the
+  same question costs a node nothing, whereas a void round would waste budget.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its
-    answers.
+    """The nodes of a `NodeGrid` as a strategy sees them: one node per client, and each node repeats
+    its answers.
     """
 
     repeats = True  # a node repeats its kept answer when it is asked again

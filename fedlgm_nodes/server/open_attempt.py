@@ -1,7 +1,7 @@
 """The open attempt at a round's secure sum on the server's disk, so that a killed server continues
 it free of charge.
 
-A node repeats its answers to the steps of one attempt, and is charged anew for another attempt. A
+A node repeats its answers to the steps of one attempt, and is charged again for another attempt. A
 resumed server therefore asks the questions of the open attempt again. The file holds their content
 before the step that depends on it:
 

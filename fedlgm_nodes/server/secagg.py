@@ -243,8 +243,8 @@ class SecureSum:
         of other nodes are tried.
 
         Raises:
-            VoidRound: there is no set of shares that belong together among the tried sets. For each
-                node that is not needed, at least one tried set leaves this node out.
+            VoidRound: in none of the tried sets do the shares belong together. For each node that
+                is not needed, at least one tried set leaves this node out.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
         # Nodes that have given wrong shares before come last.

@@ -155,7 +155,7 @@ class NodeLedger:
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
-        """Head of the chain after `seq` releases; None if there are fewer."""
+        """Head of the chain after `seq` releases; None if there are fewer releases."""
         if seq == 0:
             return self.identity
         return self._one("SELECT head FROM releases WHERE seq = ?", seq)

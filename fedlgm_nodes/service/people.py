@@ -1,11 +1,11 @@
 """People whose data lie at several nodes: each person counts at one node, and the other nodes leave
 out the person's rows.
 
-The operators agree outside on pseudonyms, and on the one node that uses a person's data. A node's
-policy names the column of pseudonyms, and a file with the pseudonyms of the people who count at
-other nodes. Their rows are dropped as the table is read, so nothing that is made of the data
-depends on them. Adding or removing a person then changes the data of one node only, and the
-person's epsilon is that of this node's ledger, for any number of nodes and runs.
+The operators agree outside of this library on pseudonyms, and on the one node that uses a person's
+data. A node's policy names the column of pseudonyms, and a file with the pseudonyms of the people
+who count at other nodes. Their rows are dropped as the table is read, so nothing that is made of
+the data depends on them. Adding or removing a person then changes the data of one node only, and
+the person's epsilon is the epsilon of this node's ledger, for any number of nodes and runs.
 
 That holds only if a person never moves. The node therefore records, from before its first release,
 who has counted here and who has counted elsewhere. It refuses data in which a person has moved.
@@ -81,7 +81,7 @@ def read_list(people: People, folder: Path) -> frozenset[str]:
     """The pseudonyms of the people who count at other nodes.
 
     Raises:
-        DataError: the file is missing, or a line is no pseudonym.
+        DataError: the file is missing, or a line is not a pseudonym.
     """
     file = path_of("data.people.elsewhere", folder / people.elsewhere)
     if not file.is_file():

@@ -197,7 +197,7 @@ class Record:
             self.append("policy", policy=policy, values=values)
 
     def recorded(self, release: int) -> bool:
-        """Whether a release of the ledger has its row."""
+        """Whether the record has the row of a release of the ledger."""
         return release in self._releases
 
     def release_heads(self) -> dict[int, str]:

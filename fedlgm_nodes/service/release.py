@@ -53,7 +53,7 @@ class Charged:
 
 
 class Releaser:
-    """The node's data and trainer, both resident.
+    """The node's data and trainer, which stay in memory.
 
     Args:
         policy: the node's policy.
@@ -115,7 +115,11 @@ class Releaser:
         if model is None:
             model = np.zeros(layers.size, np.float32)
         elif len(model) != layers.size:
-            raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+            raise Refusal(
+                "model",
+                f"the question brings {len(model)} numbers, but the model has "
+                f"{layers.size} parameters",
+            )
         elif not np.isfinite(model).all():
             raise Refusal("model", "the model holds NaN or Inf")
         request = Request(

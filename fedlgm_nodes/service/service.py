@@ -4,8 +4,8 @@ them.
     admit -> understand -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
     -> send it
 
-A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the
-same checks. Only "mask" reads data and is charged.
+A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`). Each step passes the same
+checks. Only "mask" reads data and is charged.
 
 The service makes one release at a time. `listener` runs the service. It trusts only the user that
 the kernel reports, and no statement of a client process about the run, the round or the sender. Its
@@ -73,8 +73,8 @@ class Service:
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError(
-                    "a ledger of private releases cannot be used in a test, nor a ledger of tests "
-                    "outside it"
+                    "a ledger of private releases cannot be used in a test, and a ledger of tests "
+                    "can be used only in tests"
                 )
             secret = folder.secret(self._ledger)
             self._record = folder.record(self._ledger.identity)
@@ -101,7 +101,7 @@ class Service:
         self.policy = policy
 
     def _follow_operator(self) -> None:
-        """Use the policy that `fedlgm node reload` has recorded since, if it has.
+        """If `fedlgm node reload` has recorded another policy since, use that policy.
 
         The record's row holds the policy, so a file that is being edited is never read.
         """

@@ -4,7 +4,7 @@ The service starts it, and starts it again when a question needs it. Without que
 some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
 names and charges; it parses every plan and work itself. The training process gets the noise key and
 the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
-numbers, and nothing of it is unpickled, because models and losses of others run in the process.
+numbers, and nothing is unpickled, because other people's models and losses run in the process.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class TrainingProcess(ChildProcess):
         self._current = None
 
     def _call_for(self, request: Request, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method for a request, in another process if the one that parsed it has ended."""
+        """Call a method for a request. If the process that parsed the request has ended, another
+        process is used.
+        """
         with self._explain_end():
             try:
                 return self._call_holding(request, method, *given)

@@ -117,8 +117,8 @@ class Work(BaseModel):
         return work
 
     def values(self) -> dict[str, Any]:
-        """Plain values. Without a table and people they are the same as in earlier versions. So the
-        names of releases and works, which are made of these values, are also the same.
+        """Plain values. Without a table and people, the values are the same as in earlier versions.
+        The names of releases and works are derived from these values, so they are also the same.
         """
         return self.model_dump(
             exclude={key for key in ("table", "people") if not getattr(self, key)}

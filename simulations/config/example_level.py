@@ -165,8 +165,8 @@ class ExampleLevel(UnitKind):
             ), None
         if training.batch_size > examples:
             raise ConfigError(
-                f"training.batch_size = {training.batch_size} is more than the {examples} training "
-                "examples there are"
+                f"training.batch_size = {training.batch_size} exceeds the number of training "
+                f"examples, {examples}"
             )
         return Sampling("poisson", examples, training.batch_size / examples), None
 

@@ -111,9 +111,9 @@ class Model(_OpenSection):
     """[model]: name; further keys are options of the model. `seed` initialises it; default: the
     run's seed (or 0).
 
-    `weights` is a safetensors file that replaces the initial weights, for example that of a public
-    base model below adapters. Provenance holds the file's SHA-256. `adapters` are options of
-    `fedlgm.training.models.adapters.adapt`.
+    `weights` is a safetensors file that replaces the initial weights, for example by the weights of
+    a public base model below adapters. Provenance holds the file's SHA-256. `adapters` are options
+    of `fedlgm.training.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options

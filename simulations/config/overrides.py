@@ -79,8 +79,8 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
 
 
 def lay_over(raw: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Lay the values of a later source, a file that extends the recipe or overrides, over a
-    recipe's plain values; see `override`.
+    """Lay the values of a later source over a recipe's plain values; see `override`. The source is
+    a file that extends the recipe, or overrides.
 
     Args:
         raw: changed in place.

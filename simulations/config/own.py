@@ -54,7 +54,7 @@ class Own:
         trainer: a class or function (module, layers, settings, *, device, task) ->
             `fedlgm.training.Trainer`.
         metrics: functions (outputs, targets) of the whole test set, by name. They measure a run
-            without changing it, so a resumed run may have others.
+            without changing it, so a resumed run may have other functions.
         evaluate: (round, module) -> figures of the released model by name; a resumed run may have a
             different function.
     """
@@ -161,7 +161,7 @@ class Own:
 
 
 def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
-    """Set a rate of 1 if a recipe for one client has none."""
+    """Set a rate of 1 if a recipe for one client states no rate."""
     federation = raw["federation"]
     return (
         {"rate": 1.0}

@@ -267,7 +267,7 @@ class Recipe(Section):
         return self.protects.relation(self)
 
     def with_values(self, **sections: Mapping[str, Any]) -> Self:
-        """The recipe with other values of keys in these sections, which are not checked.
+        """The recipe with other values of keys in these sections. The new values are not checked.
 
         Args:
             sections: new values by key, for each section.
@@ -326,7 +326,7 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
         overrides: see `override`.
 
     Raises:
-        ConfigError: there is no such recipe, it is not TOML, or a key is unknown or a value wrong;
+        ConfigError: there is no such recipe, it is not TOML, a key is unknown, or a value is wrong;
             the message gives the key's path and the reason.
 
     Example:

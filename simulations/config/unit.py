@@ -287,7 +287,7 @@ class UnitKind:
         """
 
     def words(self, cohorts: Sampling, facts: RunFacts) -> str:
-        """The units in a release, and their probability.
+        """The units in a release and the probability of each unit, in words.
 
         Args:
             cohorts: the choice of a round's clients.

@@ -58,7 +58,8 @@ def session(
         leave: function that undoes `then` if Ray is kept.
 
     Yields:
-        Function that waits for the result of `then`, or raises its exception or that of `connect`.
+        Function that waits for the result of `then`, or raises the exception of `then` or of
+        `connect`.
     """
     ours = not ray.is_initialized()
     on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL

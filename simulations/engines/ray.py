@@ -201,8 +201,8 @@ class RayGrid(PoolGrid):
         self._equip(slot)
 
     def _narrow(self, slot: int) -> None:
-        """Let workers train half as many clients at once as the worker that Ray ended for lack of
-        memory.
+        """Let workers train half as many clients at once as did the worker that Ray ended for lack
+        of memory.
         """
         if self._held[slot] is not self._arguments:
             # another worker ended before, and workers that start now already train fewer clients at

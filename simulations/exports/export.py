@@ -209,7 +209,7 @@ def export(
 
 
 def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
-    """Refuse to replace a file that is no export, such as a run's recipe, ledger or checkpoint."""
+    """Refuse to replace other files than exports, such as a run's recipe, ledger or checkpoint."""
     inside = (
         run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
     )

@@ -94,11 +94,11 @@ def check_summary(
 def check_rows(
     rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str
 ) -> None:
-    """Refuse rows whose epsilon is below the epsilon of their round or below that of an earlier
-    row. Also refuse rows that lack figures or have another number of layers than the run.
+    """Refuse rows whose epsilon is below the epsilon of their round, or below the epsilon of an
+    earlier row. Also refuse rows that lack figures or have another number of layers than the run.
 
     Only the first and the last epsilon are composed from the ledger. Between them, no row's epsilon
-    may be below that of the row before.
+    may be below the epsilon of the previous row.
 
     Args:
         rows: public rows of the run.

@@ -56,7 +56,7 @@ class Checkpoints:
         return sorted(self.path.glob("round-*.safetensors"))
 
     def heads(self) -> list[str]:
-        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has none or
+        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has no head or
         cannot be read.
         """
         return [_metadata(file).get("ledger_head", "") for file in self.files()]

@@ -140,7 +140,9 @@ class RunFolder:
             raise ConfigError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
 
     def labels(self) -> list[str] | None:
-        """Names of the classes, in the order of the model's outputs; None if the data have none."""
+        """Names of the classes, in the order of the model's outputs; None if the data have no
+        names.
+        """
         return (
             self.provenance.read().get("labels")
             or list(default_names(self.recipe().data.name))

@@ -342,7 +342,8 @@ class Participant:
                 "cohort",
                 "this node holds no keys for this attempt: it made no keys, its "
                 "state/rounds.sqlite was deleted or restored, or newer rounds replaced the keys. "
-                f"It keeps the {self._store.kept} newest open rounds: let fewer runs ask it at a time",
+                f"It keeps the {self._store.kept} newest open rounds: let fewer runs ask it at a "
+                "time",
             )
         return session
 

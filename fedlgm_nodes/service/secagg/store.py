@@ -51,7 +51,7 @@ class Session:
             is kept.
         held: client -> this node's shares of that client's seed and masking key, hexadecimal
             digits.
-        revealed: client -> the one share that left.
+        revealed: client -> the only share of this client that left the node.
     """
 
     terms: dict[str, Any]
@@ -121,8 +121,8 @@ class SessionStore:
             )
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
-        """Replace the state of a session, and add its masked vector; returns after both are on
-        disk, or neither.
+        """Replace the state of a session, and add its masked vector; returns once both are on disk.
+        After an error, neither is.
 
         Raises:
             LedgerError: the session is gone, or the file cannot be used.

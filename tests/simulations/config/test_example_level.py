@@ -61,7 +61,7 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
     [
         (
             lambda: central("training.batch_size=5000"),
-            "batch_size = 5000 is more than the 1442 training examples",
+            "batch_size = 5000 exceeds the number of training examples, 1442",
         ),
         (
             lambda: federated("training.batch_size=900"),
