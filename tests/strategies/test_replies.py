@@ -97,7 +97,7 @@ UNREADABLE = [
     (Array("float64", (4,), "numpy.ndarray", b"nothing of the kind"), "cannot be read"),
     (Array("float64", (4,), "numpy.ndarray", Array(np.ones(4)).data[:-1]), "cannot be read"),
     (Array(np.ones(4) + 1j), "holds 4 values of type complex128"),
-    (Array(np.ones((2, 2))), "holds 4 values .* as \\(2, 2\\)"),
+    (Array(np.ones((2, 2))), "holds 4 values .* and shape \\(2, 2\\)"),
 ]
 
 
