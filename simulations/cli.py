@@ -134,7 +134,7 @@ def simulate(
     engine: Annotated[
         str,
         typer.Option(
-            help="auto, processes, local, ray or flower; auto picks what suits the machine."
+            help="Engine: auto, processes, local, ray or flower; auto picks what suits the machine."
         ),
     ] = "auto",
     rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
@@ -143,7 +143,9 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Training processes; by default one per core.")
     ] = None,
-    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster to join.")
+    ] = None,
     supernodes: Annotated[
         int | None,
         typer.Option(min=1, help="For the flower engine: number of simulated SuperNodes."),
@@ -235,7 +237,8 @@ def plan(
         bool,
         typer.Option(
             "--sweep",
-            help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients.",
+            help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead of one "
+            "plan.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -254,7 +257,7 @@ def plan(
 
 @app.command(rich_help_panel=_PLAN)
 def schema() -> None:
-    """Print the JSON schema of a recipe, with which an editor completes and checks its keys."""
+    """Print the JSON schema of recipes. Editors complete and check a recipe's keys with it."""
     from simulations.config.schema import recipe_schema
 
     print_json(recipe_schema())
@@ -270,7 +273,7 @@ def calibrate(
         typer.Option(help="Instead of --epsilon: the noise multiplier. Its epsilon is printed."),
     ] = None,
     sampling_rate: Annotated[
-        float, typer.Option(help="Probability q that a client takes part.")
+        float, typer.Option(help="Probability q that a client takes part in a release.")
     ] = 1.0,
     participations: Annotated[
         int | None,
@@ -280,7 +283,7 @@ def calibrate(
         ),
     ] = None,
     relation: Annotated[
-        str, typer.Option(help="add-remove, replace-one or zero-out.")
+        str, typer.Option(help="Neighbouring relation: add-remove, replace-one or zero-out.")
     ] = "add-remove",
     accountant: Annotated[str, typer.Option(help="Accountant, by its name in recipes.")] = "pld",
     as_json: JsonOption = False,
@@ -331,7 +334,7 @@ def calibrate(
 @app.command(rich_help_panel=_READ)
 def export(
     run: RunArgument,
-    format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
+    format: Annotated[str, typer.Option(help="Format: safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[
         Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")
     ] = None,
@@ -361,7 +364,10 @@ def predict(
     ],
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE.csv", help="Rows, with the columns of the training table."),
+        typer.Argument(
+            metavar="FILE.csv",
+            help="CSV file with rows to predict. It has the columns of the training table.",
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -387,12 +393,15 @@ def ledger(
         ),
     ],
     delta: Annotated[
-        float | None, typer.Option(help="Delta of a ledger file; a run states its own.")
+        float | None,
+        typer.Option(
+            help="Delta for the epsilon of a ledger file. A run's recipe states its own delta."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger
-    was changed.
+    """Show the charged and claimed cost of a run, release by release. The exit status is 2 if the
+    ledger was changed.
     """
     from fedlgm.errors import ConfigError
     from simulations.summaries import bare_ledger, ledgers

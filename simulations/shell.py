@@ -55,9 +55,10 @@ TestSeedOption = Annotated[
     typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE."),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Change the recipe: section.key=value; repeatable."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 console = Console(emoji=False)
 

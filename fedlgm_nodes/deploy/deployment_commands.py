@@ -62,13 +62,13 @@ FolderArgument = Annotated[
 def init(
     folder: NewFolderArgument,
     nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes, without --data; default: 3.")
+        int | None, typer.Option(help="Number of nodes, if there is no --data; default: 3.")
     ] = None,
     example: Annotated[
         str,
         typer.Option(
-            help="Recipe whose data are divided among the nodes; 'none': edit their policies "
-            "yourself."
+            help="Recipe whose data are divided among the nodes. With 'none', you edit the nodes' "
+            "policies."
         ),
     ] = "nodes",
     data: Annotated[
@@ -174,7 +174,8 @@ def enrol(
     key: Annotated[
         Path,
         typer.Argument(
-            metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen."
+            metavar="KEY.pub",
+            help="Public key of the node's SuperNode, in the format of ssh-keygen.",
         ),
     ],
     replace: Annotated[
@@ -232,7 +233,9 @@ def add(
     test: TestRowsOption = None,
     people: PeopleOption = None,
     epsilon: Annotated[float, typer.Option(help="Budget in the node's policy.")] = 8.0,
-    unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
+    unit: Annotated[
+        str, typer.Option(help="Unit that the budget protects: client or example.")
+    ] = "client",
     overlap: OverlapOption = None,
     approval: ApprovalOption = "policy",
 ) -> None:

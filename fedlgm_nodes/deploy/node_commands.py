@@ -90,7 +90,7 @@ def init(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the node; by default the folder's.")
+        str | None, typer.Option(help="Name of the node; by default the folder's name.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -107,7 +107,7 @@ def init(
     test: TestRowsOption = None,
     people: PeopleOption = None,
     kind: Annotated[
-        str | None, typer.Option(help="numpy, images, idx, csv, parquet or loader.")
+        str | None, typer.Option(help="Kind of data: numpy, images, idx, csv, parquet or loader.")
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, for example 1,28,28.")

@@ -121,7 +121,7 @@ def approve(
         float | None, typer.Option(help="Epsilon that this work may cost, at the budget's delta.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Last day of the approval, UTC, as 2027-12-31.")
+        str | None, typer.Option(help="Last day of the approval (UTC), such as 2027-12-31.")
     ] = None,
     purpose: Annotated[str, typer.Option(help="The purpose, for the record.")] = "",
 ) -> None:

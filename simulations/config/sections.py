@@ -78,7 +78,7 @@ class Federation(Section):
     clients: Count
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
     overlap: Count | None = None
-    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # each round has its plan and its cost
     sampling: Scheme = "poisson"
     participations: Count | None = None
     block: Count | None = None

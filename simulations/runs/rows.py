@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic checks only this one
 
 from fedlgm.data.tables import Column
 from fedlgm.planning.plan import ReleasePlan
