@@ -271,8 +271,8 @@ class Allow(_Section):
         their defaults, may be requested.
 
         Raises:
-            Refusal: the policy lists values of an option, or the mechanism is not bundled, and the
-                requested value is not listed.
+            Refusal: the requested value is not listed, although the policy lists values of the
+                option or the mechanism is not bundled.
         """
         if mechanism not in self.options and not is_reference(mechanism):
             return

@@ -116,8 +116,8 @@ def resolve(
 ) -> tuple[Recipe, Own]:
     """The recipe of a run, with the values of the recipes that it extends, and a user's objects.
 
-    A later source replaces an earlier one: the recipe's file, arguments that are objects, arguments
-    that are names, the changes.
+    Values of later sources replace values of earlier sources. The order is: the recipe's file,
+    arguments that are objects, arguments that are names, and the changes.
 
     Args:
         recipe: a recipe's name or file, or a `Recipe`. The default is `lora` for a Hugging Face

@@ -73,7 +73,7 @@ class OptimizerKind:
 
     Attributes:
         make: class or function that maps (lr, momentum) to a step.
-        usual_lr: server learning rate of a `PrivateFedAvg` that states none.
+        usual_lr: server learning rate of a `PrivateFedAvg` that states no rate.
 
     Example:
         >>> usual_lr("adam"), usual_lr("sgd")

@@ -103,7 +103,8 @@ def recipe_text(values: dict[str, Any], public: Path | None) -> str:
 
     Args:
         values: see `describe`.
-        public: public rows that gave the values; without them, nothing is evaluated.
+        public: file of the public rows from which the values were taken. Without public rows,
+            nothing is evaluated.
     """
     data = {"name": TABLE, "target": values["labels"], "inputs": values["features"]}
     if public is not None:

@@ -1,4 +1,4 @@
-"""Names the processes of a deployment that have ended or stand still while a run goes on."""
+"""Names the processes of a deployment that end or are stopped while a run goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Watch:
 
     Args:
         folder: the deployment's folder.
-        say: called with a line for each process that has ended or stands still.
+        say: called with a line for each process that has ended or is stopped.
 
     Raises:
         KilledError: as in `look`.
@@ -58,7 +58,7 @@ class Watch:
         self.look()
 
     def look(self) -> None:
-        """Name what has ended or stands still, at most once a second.
+        """Name processes that have ended or are stopped, at most once a second.
 
         Raises:
             KilledError: the SuperLink, its SuperExec or the run's server process has ended.

@@ -2,8 +2,8 @@
 it free of charge.
 
 A node repeats its answers to the steps of one attempt, and is charged again for another attempt. A
-resumed server therefore asks the questions of the open attempt again. The file holds their content
-before the step that depends on it:
+resumed server therefore asks the questions of the open attempt again. The content of these
+questions is in the file before the step that depends on it:
 
 * before any node is charged: the attempt's key, round, plan, model and clients, and the cohort's
   adverts and shares. A server that is killed earlier begins another attempt, which costs nothing;

@@ -297,8 +297,8 @@ class SecureSum:
     def _require(
         self, clients: Collection[int], what: str, answered: Collection[int] | None = None
     ) -> None:
-        """Refuse to continue with too few nodes. If `answered` is given, the seeds of these nodes
-        and the masking keys of the other nodes must still be openable.
+        """Refuse to continue with too few nodes. If `answered` is given, enough nodes must hold
+        shares of the seeds of these nodes and of the masking keys of the other nodes.
         """
         if len(clients) < self.terms.threshold:
             void = (

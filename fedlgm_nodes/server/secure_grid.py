@@ -424,8 +424,8 @@ class _Attempt:
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
-        """Header fields of a step that is asked ahead, where they differ from the fields of the
-        step that carries it.
+        """Header fields of a step that is asked ahead. Only fields that differ from the fields of
+        the step that carries it are given.
         """
         given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]

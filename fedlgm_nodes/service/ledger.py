@@ -298,8 +298,8 @@ class NodeLedger:
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Keep proof that this ledger is not the ledger for which its service has signed, so that
-        it will not open again.
+        """Record the proof that this ledger is not the ledger for which its service has signed. The
+        ledger then does not open again.
 
         The ledger does not open even if it has since grown longer than the signed ledger.
         """

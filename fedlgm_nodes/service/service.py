@@ -405,7 +405,9 @@ class Service:
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
-        """Refuse to continue with a ledger that is older than one this service has signed."""
+        """Refuse to continue with a ledger that is older than a position that this service has
+        signed.
+        """
         if raw is None:
             return
         expected = protocol.record_of(Position, raw)

@@ -180,8 +180,8 @@ class Work(BaseModel):
 
 @contextmanager
 def refuse_errors(what: str) -> Iterator[None]:
-    """Refuse the question for any error: names and options are the server's, or the model is the
-    operator's own.
+    """Refuse the question for any error. An error follows from the server's names and options, or
+    from the operator's own model.
 
     Raises:
         Refusal: the block raises any error.

@@ -145,8 +145,8 @@ class ExampleLevel(UnitKind):
     def sampling_and_steps(
         self, recipe: Settings, examples: int
     ) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampling_and_steps`; the unit is an example, by the server's count of
-        examples or within each client.
+        """See `UnitKind.sampling_and_steps`. The unit is an example. It is sampled from all
+        examples that the server counts, or within each client.
 
         Raises:
             ConfigError: a batch is larger than the training set.

@@ -241,7 +241,7 @@ class RayGrid(PoolGrid):
             raise _cause(error) from error
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
-        """The first of these that is finished."""
+        """The first of these signals that is finished."""
         idle_for_good, begun = len(signals) == len(self._starting), time.monotonic()
         while True:
             finished, _ = ray.wait(
@@ -306,7 +306,7 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
         gpus: GPUs of the cluster; default: Ray's number.
 
     Raises:
-        RunError: the cluster has no GPU, or the device names one of several.
+        RunError: the cluster has no GPU, or the device names one of several GPUs.
     """
     if device.type != "cuda":
         return 0.0

@@ -35,7 +35,7 @@ class KeyFile:
         Args:
             charged: position of the ledger.
             needed: whether the run cannot continue with other keys.
-            name: name of the keys that the last checkpoint states; None without a checkpoint.
+            name: name of the keys that the last checkpoint states; None if there is no checkpoint.
 
         Raises:
             RunError: the file is damaged, or the run needs its keys and the file is missing or

@@ -58,8 +58,8 @@ class NoiseOverRounds:
         )
 
     def rows(self, count: int = SHOWN) -> list[dict[str, float]]:
-        """Figures of some rounds, from the first to the last: "round", and the attributes by
-        name.
+        """Figures of some rounds, among them the first and the last. A row has the number of the
+        round as "round", and the attributes by name.
         """
         figures = {
             name: getattr(self, name) for name in ("single", "so_far", "same_schema", "sampled")

@@ -213,8 +213,8 @@ class Participant:
         return words
 
     def sent(self, attempt: str) -> str:
-        """Signed statement that this node has sent its vector, with the members whose masks are in
-        the vector.
+        """Signed statement that this node has sent its vector. It names the members whose masks are
+        in the vector.
 
         Raises:
             Refusal: nothing was sent in this attempt.

@@ -137,7 +137,7 @@ class SessionStore:
                 raise LedgerError(f"the session {attempt} is gone from {self._path}")
 
     def vector(self, attempt: str) -> bytes | None:
-        """The masked vector that may have been sent; None if none can have been."""
+        """The masked vector that may have been sent; None if no vector can have been sent."""
         with self._translate_errors():
             row = self._db.execute(
                 "SELECT words FROM vectors WHERE attempt = ?", (attempt,)
