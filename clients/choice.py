@@ -24,7 +24,7 @@ def client_class(mechanism: Mechanism) -> type[LayerwiseClient]:
 
 
 def planner_of(mechanism: Mechanism | None) -> ClientPlanner | None:
-    """A new planner of a client's releases; None if the round's plan decides, or without a
+    """A new planner of a client's releases; None if the round's plan decides, or if there is no
     mechanism.
 
     Example:

@@ -89,8 +89,8 @@ class Consent:
             )
         if plan.bounded_by != self.bounded_by:
             raise PrivacyError(
-                f"this client agreed to contributions bounded by the {self.bounded_by}: it refuses "
-                f"a plan that leaves it to the {plan.bounded_by}"
+                f"this client agreed to contributions bounded by the {self.bounded_by}: it "
+                f"refuses a plan in which the {plan.bounded_by} bounds them"
             )
         if plan.family != self.family:
             raise PrivacyError(

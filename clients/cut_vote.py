@@ -72,12 +72,13 @@ class VotingUpdates(ClientUpdates):
 
 
 class CutVotes:
-    """Answers `fedlgm.planning.queries.CutVote` from the losses of both cuts on a client's own
-    data.
+    """Answers `fedlgm.planning.queries.CutVote` by comparing the losses of the two cuts on a
+    client's own data.
 
     Args:
         module: the model, float32; its weights change.
-        layers: its layer table; water-filling levels the layers that were merged into it.
+        layers: the model's layer table. Water-filling levels the model's layers even if this table
+            merges them.
         task: task with the loss.
 
     Example:
@@ -125,7 +126,9 @@ class CutVotes:
         )
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
-        """1/2, -1/2, or 0 for an abstention. Losses that are not finite count as equal."""
+        """1/2 for the cut by water-filling if its loss is lower, -1/2 for the flat cut, 0 for an
+        abstention. Losses that are not finite count as equal.
+        """
         if self._restored is not None:
             self._restored.restore()
         cuts = (

@@ -119,7 +119,7 @@ class ExampleSteps(Contributions):
     def _allocator(
         self, ring: KeyRing, client: int, examples: int, sampling: Sampling
     ) -> Allocator:
-        """The rounds of a client's examples; the same object in every round."""
+        """The allocation of a client's examples to rounds; every round uses the same object."""
         key = ring, client, sampling
         if key not in self._allocators:
             self._allocators[key] = Allocator.of(
@@ -145,8 +145,8 @@ class ExampleSteps(Contributions):
             yield group
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest. Up to `HELD_BYTES` of data, and always the data of the
-        last client, are kept for later rounds.
+        """A client's data and their digest. Up to `HELD_BYTES` of data are kept for later rounds.
+        The data of the last client are always kept.
         """
         if client not in self._held:
             data = self._work.source(client)

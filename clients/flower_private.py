@@ -125,7 +125,7 @@ class RuntimeConnection:
         context = context_from_proto(given.context)
         deadline = time.monotonic() + _PULL_S
         while not (pulled := client.PullMessages(PullAppMessagesRequest())).messages_list:
-            if time.monotonic() > deadline:  # a task is there a moment before its message
+            if time.monotonic() > deadline:  # a task arrives a moment before its message
                 raise TimeoutError("the SuperNode has a task without a message")
             time.sleep(SOON_S)
         tree, node = pulled.message_object_trees[0], Node(node_id=context.node_id)
@@ -137,7 +137,7 @@ class RuntimeConnection:
             ),
             return_type=Message,
             max_time=_PULL_S,
-            initial_backoff=0.05,  # the first of a message's parts are there a moment after it
+            initial_backoff=0.05,  # a message's first parts arrive a moment after it
         )
         # the object's own content does not hold its ID
         message.metadata.__dict__["_message_id"] = tree.object_id
@@ -177,8 +177,8 @@ def failed_reply(message: Message, details: str) -> Message:
 
 
 def called_by(function: Callable[..., Any]) -> Iterator[Any]:
-    """The app's function and the mods before it, which Flower keeps in the closures of the function
-    that joins them.
+    """Yield the app's function and the mods that come before it. Flower joins them in one function
+    and keeps them in its closures.
 
     Args:
         function: the `call_next` of a mod.
@@ -222,9 +222,8 @@ def _says_what_failed(record: logging.LogRecord) -> bool:
     """
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (
-            ". The SuperLink (--superlink) cannot be reached: its operator should look at its "
-            "processes and start those again that have ended; this SuperNode then connects by "
-            "itself"
+            ". The SuperLink (--superlink) cannot be reached: its operator should check its "
+            "processes and restart those that have ended; this SuperNode then connects by itself"
         )
     return True
 
@@ -239,7 +238,7 @@ def hasten_server_grid() -> None:
 
 
 def wait_by_steady_clock() -> None:
-    """Let the grid of this ServerApp measure its timeouts by a clock that nobody sets.
+    """Let the grid of this ServerApp measure its timeouts by a clock that cannot be set.
 
     Flower reads the time of day. If the clock were set back by an hour, a round would wait an hour
     longer for a silent node. If it were set forward, the round would end at once. The grids of
@@ -253,7 +252,9 @@ def wait_by_steady_clock() -> None:
 
 
 def _look_again_soon(module: ModuleType) -> None:
-    """Let `module` poll for parts of a message sooner; no effect if a version lacks the name."""
+    """Let `module` poll for parts of a message sooner. This has no effect in a version of Flower
+    without that function.
+    """
     names = vars(module)
     if "pull_objects" in names:
         names["pull_objects"] = partial(names["pull_objects"], initial_backoff=SOON_S)

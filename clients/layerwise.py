@@ -104,7 +104,7 @@ class LayerwiseClient:
         return app
 
     def query(self, message: Message, context: Context) -> Message:
-        """Reply with the client served here, or the statement that any client is served."""
+        """Reply with the client that is served here, or state that any client is served."""
         return place_reply(message, self._serves)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -138,8 +138,8 @@ class LayerwiseClient:
         return isinstance(self._serves, AnyClient) or self._serves.simulated
 
     def _training(self) -> AbstractContextManager[None]:
-        """Keeps errors on a real node. Refusals are sent, because they quote only the plan and the
-        agreement.
+        """Keep the texts of errors on a real node. Refusals are sent, because they quote only the
+        plan and the agreement.
         """
         return nullcontext() if self._simulated else quiet("training", PrivacyError)
 

@@ -226,7 +226,7 @@ class PrivateClientApp(ReplyingApp):
 
     Args:
         model: the app's model, or the list of NumPy arrays that an app without torch sends.
-        mods: the app's other mods, which see the model and the update as the app knows them.
+        mods: the app's other mods. They see the model and the update in the app's own form.
         options: see `PrivateUpdates`.
 
     Raises:

@@ -67,6 +67,6 @@ def _check_cost(common: ReleasePlan, own: ReleasePlan) -> None:
         raise PrivacyError("a client's own plan must be a protected plan of the layers alone")
     if answered + own.effective_multiplier**-2 > common.effective_multiplier**-2 * _ROUNDING:
         raise PrivacyError(
-            "a client's own plan and its answer cost more than the round's plan: leave the share "
-            "of the answer to it"
+            "a client's own plan and its answer cost more than the round's plan: plan the layers "
+            "with less than the round's budget, so that the answer has its share"
         )

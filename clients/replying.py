@@ -1,5 +1,5 @@
-"""Errors of a client: the server learns the sentence of a refusal, and of any other error only that
-it happened.
+"""What a server learns of a client's errors: the reason for a refusal, and otherwise only that an
+error occurred.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The clients that a client object represents, which are fixed when it is built and never read from
-a message.
+"""Which clients a client object represents. This is fixed when the object is built and never read
+from a message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AnyClient:
         """Refuse nothing."""
 
     def place(self) -> dict[str, int]:
-        """The statement to the strategy that any client of any number is served."""
+        """The statement to the strategy: any client is served, whatever the number of clients."""
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 

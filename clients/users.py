@@ -60,7 +60,7 @@ class UserUpdates(WholeUpdates):
     suffice: a user with k clients in a round moves the sum by up to k s_j.
 
     Args:
-        clients: maker of the clients' own updates.
+        clients: makes the updates of the single clients.
         users: the clients of each user. No client may belong to two users, because its data would
             then move two contributions.
 

@@ -91,7 +91,7 @@ class People(_Section):
 
 
 class Data(_Section):
-    """[data]: place of the node's examples (see `fedlgm_nodes.service.data`)."""
+    """[data]: where the node's examples are (see `fedlgm_nodes.service.data`)."""
 
     name: str = Field(min_length=1, max_length=200)
     kind: Literal["numpy", "images", "idx", "csv", "parquet", "loader"]
@@ -157,7 +157,7 @@ class Privacy(_Section):
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
     # gradients of example-level steps are summed in float64, whether or not the server asks for it
     exact_sums: bool = False
-    # nodes at which one person has rows, at most; None: not known
+    # largest number of nodes at which one person has rows; None: not known
     overlap: int | None = Field(default=None, ge=1, le=100)
 
     @property
@@ -167,7 +167,9 @@ class Privacy(_Section):
 
     @property
     def units(self) -> str:
-        """Whom an attack looks for, in the plural: people if one may have rows at several nodes."""
+        """The units that an attack looks for, in the plural: people if one person may have rows at
+        several nodes.
+        """
         return "people" if self.nodes > 1 else f"{self.unit}s"
 
     @model_validator(mode="after")
@@ -269,8 +271,8 @@ class Allow(_Section):
         their defaults, may be requested.
 
         Raises:
-            Refusal: a value is not listed, if the policy lists values or the mechanism is not
-                bundled.
+            Refusal: the requested value is not listed, although the policy lists values of the
+                option or the mechanism is not bundled.
         """
         if mechanism not in self.options and not is_reference(mechanism):
             return
@@ -311,8 +313,8 @@ class Ask(_Section):
 
     @property
     def server_keys(self) -> list[str]:
-        """Keys, one of which must have signed a question. If the list is empty, any sender may
-        ask.
+        """Keys of the server. One of these keys must have signed a question. If the list is empty,
+        any sender may ask.
         """
         return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
 
@@ -392,8 +394,8 @@ class Distributed(_Section):
         if self.min_cohort <= self.max_colluders + 1:
             raise ValueError(
                 f"min_cohort = {self.min_cohort} must exceed max_colluders + 1 = "
-                f"{self.max_colluders + 1}: a node's vector could otherwise be hidden only among "
-                "those of colluders"
+                f"{self.max_colluders + 1}: otherwise a node's vector could be hidden only among "
+                "vectors of colluders"
             )
         return self
 
@@ -448,13 +450,13 @@ class Policy(_Section):
         return list(kind.model_fields)
 
     def check_reload(self, values: Mapping[str, Any]) -> None:
-        """Refuse a change of what a running service cannot change.
+        """Refuse a policy that changes keys which a running service cannot change.
 
         Args:
             values: the policy that the service enforces, as JSON.
 
         Raises:
-            ConfigError: such a key has changed; the message names it.
+            ConfigError: one of these keys has changed; the message names it.
         """
         own = self.model_dump(mode="json")
         fixed = [key for key in own if key not in LIVE and own[key] != values[key]]
@@ -470,8 +472,8 @@ class Policy(_Section):
         """Refuse a plan that this node does not execute, independently of its budget.
 
         Raises:
-            Refusal: the trust is another one, there is too little noise, or bounds are too large or
-                not enforced.
+            Refusal: the trust model is not allowed, there is too little noise, or bounds are too
+                large or not enforced.
         """
         privacy = self.privacy
         if plan.facts.trust not in privacy.trust:
@@ -539,7 +541,7 @@ class Policy(_Section):
 
     def _admit_people(self, assumed: int) -> None:
         """Refuse a run whose epsilon is stated for a person with rows at fewer nodes than this
-        node's people may have. Also refuse it if this node does not know at how many nodes its
+        node's people may have. Also refuse the run if this node does not know at how many nodes its
         people have rows.
         """
         overlap = self.privacy.overlap

@@ -30,8 +30,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 def policy_text(name: str, values: Mapping[str, Any]) -> str:
-    """A commented policy with the given values, by the names of `DEFAULTS`, and `name`, `labels`
-    and others of [data].
+    """A commented policy with the given values. The names of values are those of `DEFAULTS`, and
+    `name`, `labels` and other keys of [data].
 
     Raises:
         ConfigError: a name is unknown.
@@ -89,7 +89,8 @@ def _toml(value: Any) -> str:
 
 
 TEMPLATE = """\
-# What this node allows. Read by `fedlgm node serve`; no message can change it. After an edit: `fedlgm node reload`.
+# What this node allows. `fedlgm node serve` reads this file, and no message can change it. After an edit, run
+# `fedlgm node reload`.
 # Neither an edit here nor new data resets the ledger: the budget belongs to the data set, for its whole life.
 
 [node]
@@ -104,72 +105,75 @@ name = {data_name} # identity of the data set; the ledger is bound to it
 #       "idx"     path = images, labels = labels, both in MNIST's format (.gz or not)
 #       "csv"     path = a file (.csv, .csv.gz), labels = the label column, features = ["a", "b"] (default: all others),
 #                 class_names = ["ill", "well"] if labels are names, standardise = {{age = [50, 20]}}: public figures,
-#                 people = {{column = "pseudonym", elsewhere = "elsewhere.txt"}}: without rows of people on this list
+#                 people = {{column = "pseudonym", elsewhere = "elsewhere.txt"}}: leaves out people on this list
 #       "parquet" path = a file or folder, and the keys of "csv"
 #       "loader"  loader = "package.module:function", a function of yours that returns (x, y); options = {{...}}
 kind = {kind}
 path = {path}
 {more_data}shape = {shape} # of one input, as the model sees it
-classes = {classes} # or outputs per example, for other tasks than classification
+classes = {classes} # for tasks other than classification: number of outputs per example
 
 [privacy]
 epsilon = {epsilon} # the most that all releases together may cost, over all runs and servers
 delta = {delta}
-unit = {unit} # "client": epsilon is for all of this node's data together. "example": for one example each
-# "local": this node adds the noise. "central": the server does, and sees the bounded update. "distributed": the nodes
-# add it together, and the server sees only the sum; it needs a section [distributed] with min_cohort, max_colluders
-# and peers
+unit = {unit} # "client": epsilon protects all of this node's data together. "example": each single example
+# "local": this node adds the noise. "central": the server adds the noise, and sees the bounded update. "distributed":
+# the nodes together add the noise, and the server sees only the sum. "distributed" needs a section [distributed] with
+# min_cohort, max_colluders and peers
 trust = {trust}
-min_noise_multiplier = 0.0 # noise over bound of any one release, at least
-largest_clip = 1.0 # l2 bound of any layer of an update, at most
-{overlap} # nodes at which one person has rows, at most, as the operators have agreed: releases are charged for a
-# person at all of them, and runs for such people are answered. Cannot grow after a release
-exact_sums = false # true: examples' gradients add up in float64, asked for or not, so that rounding keeps the bounds
+min_noise_multiplier = 0.0 # smallest allowed ratio of noise to bound in a release
+largest_clip = 1.0 # largest allowed l2 bound of a layer of an update
+{overlap} # largest number of nodes at which one person has rows, as the operators have agreed. Each release is
+# charged as if a person had rows at all of them, and this node then answers runs whose epsilon is stated for such a
+# person. The number cannot grow after a release
+exact_sums = false # true: examples' gradients are always summed in float64, so that rounding keeps the bounds
 
 [allow]
 mechanisms = {mechanisms}
 models = {models}
-# Options of these mechanisms are the server's to choose; what a release costs follows from its bounds and noise. To
-# allow some values only, at the end of this file: [allow.options.dp-sgd] and style = ["flat"]. A mechanism of your own
-# ("package.module:Class") takes the options that are listed so, and no others.
-# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # public weights: a model may begin only with these
+# The server chooses the options of these mechanisms, and the cost of a release follows from its bounds and noise. To
+# allow only some values of an option, list them at the end of this file: [allow.options.dp-sgd] and style = ["flat"].
+# A mechanism of your own ("package.module:Class") takes only options that are listed in this way.
+# weights = {{"<SHA-256>" = "/path/base.safetensors"}} # the only public weights with which a model may begin
 tasks = {tasks} # "classification", "regression", "binary", "multi-label"
-largest_model = 20_000_000 # parameters
-most_epochs = 20 # of local training in one round
+largest_model = 20_000_000 # largest number of a model's parameters
+most_epochs = 20 # largest number of epochs of local training in one round
 
 [ask]
 server_key = {server_key} # public key of the only server that can spend the budget. Empty: any sender may ask
-runs = [] # labels of runs; they protect nothing, since anybody may invent one. Empty: any
-releases = 1000 # over the data set's life; each costs that part of the budget or more, however much noise it has
+runs = [] # labels of the runs that are answered. Empty: any. Labels protect nothing, because anyone can invent one
+releases = 1000 # over the data set's life; each costs at least an equal share of the budget, whatever its noise
 releases_per_run = 1000
 releases_per_day = 1000 # by this machine's clock, in UTC
-# "policy": what this policy allows runs at once. "operator": new work waits for `fedlgm node approve`
+# "policy": work that this policy allows runs at once. "operator": new work waits for `fedlgm node approve`
 approval = {approval}
-min_separation = 1 # rounds of a run from one answered question to the next; a plan that states more is kept to it
+min_separation = 1 # least distance in rounds between two answered questions of a run; a plan may require more
 
 [limits]
 message_mib = 96
 receive_seconds = 60.0 # for a whole question to arrive
-queue_seconds = 120.0 # that a question waits for another one's release
-release_seconds = 600.0 # of training; after it the question is refused, charged
+queue_seconds = 120.0 # for which a question waits while another release is made
+release_seconds = 600.0 # of training; after this time the question is refused, but it remains charged
 connections = 8
-# Training takes as long as there are examples. Answers leave after reply_every_seconds, twice, four times ... as long,
-# and what is not ready after release_seconds is refused. Equal values leave one moment for all answers.
+# The time of training depends on the number of examples. To hide it, answers leave only after reply_every_seconds,
+# twice that time, four times that time, and so on. A release that is not ready after release_seconds is refused. If
+# both values are equal, all answers leave after the same time.
 reply_every_seconds = 0.5
 threads = 1
-training_idle_seconds = 300.0 # without questions, after which training gives back its memory
+training_idle_seconds = 300.0 # without questions; after this time training gives back its memory
 kept_replies = 4 # answers kept on disk, so that the same question after a lost connection costs nothing
 
 [socket]
 group = "" # group of the processes that may connect
-uids = [] # user numbers that may connect; empty: all whom the permissions of run/ admit
+uids = [] # user numbers that may connect; empty: all users that the permissions of run/ admit
 {distributed}"""
 
 DISTRIBUTED = """
 [distributed]
-min_cohort = {min_cohort} # nodes, at least, among which this node's vector is hidden
-max_colluders = {max_colluders} # nodes that may be on the server's side: the others' noise has to suffice
-# Public keys of all clients' services, in the order of their numbers ("": none), as their operators have sent them to
-# you. Only this list says who the peers are: a server that could choose it could be all of them.
+min_cohort = {min_cohort} # least number of nodes among which this node's vector is hidden
+max_colluders = {max_colluders} # number of nodes that may collude with the server; the other nodes' noise must suffice
+# Public keys of all clients' services, in the order of the clients' numbers ("": no service). The services' operators
+# have sent you these keys. Only this list says who the peers are: a server that could choose the list could name
+# services of its own.
 peers = {peers}
 """

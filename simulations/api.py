@@ -127,8 +127,8 @@ class RunResult(Figures):
 
     @property
     def labels(self) -> list[str] | None:
-        """Names of the classes, or of the intervals of `hazards`, in the order of the model's outputs;
-        None if they have none.
+        """Names of the classes, or of the intervals of `hazards`, in the order of the model's
+        outputs; None if there are no names.
         """
         return self._folder.labels()
 
@@ -158,10 +158,10 @@ class RunResult(Figures):
         """Coefficients of a linear model: one row for each column of the table and one for the
         intercept.
 
-        Each column of the frame is an output, by the name of its class or interval if it has one.
-        The one output of the tasks "binary" and "ranked" is the logit of the second class. The
-        coefficients belong to the model's inputs: to the standardised columns if the data were
-        standardised.
+        Each column of the frame belongs to one output of the model. If this output is a class or
+        interval with a name, the column has this name. The one output of the tasks "binary" and
+        "ranked" is the logit of the second class. The coefficients belong to the model's inputs: to
+        the standardised columns if the data were standardised.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -201,8 +201,8 @@ class RunResult(Figures):
 
     @plain_defaults()
     def module(self) -> nn.Module:
-        """The model as it was trained. The task's loss takes its outputs. The errors are those of
-        `model`.
+        """The model in the form in which it was trained. The task's loss takes its outputs. It
+        raises the errors of `model`.
         """
         return self._folder.checkpoints.into(
             self._assembly.model.module(), self._assembly.model.layers
@@ -339,9 +339,9 @@ def simulate(
         recipe: a bundled recipe's name, a file, or a `Recipe`. The default is `lora` for a model of
             `transformers` or `peft`, or for a function that returns such a model. Otherwise the
             default is `digits`. The following arguments replace its model, task, data and so on.
-        model: an `nn.Module`, whose weights are the public initial ones, or a class or function
-            that returns one; models of `transformers` and `peft` are modules. Like task, data and
-            mechanism, it may also be a bundled name or "package.module:name".
+        model: an `nn.Module`, with the initial weights, which are public, or a class or function
+            that returns a module; models of `transformers` and `peft` are modules. Like
+            task, data and mechanism, it may also be a bundled name or "package.module:name".
         task: a `fedlgm.training.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) ->
             losses [n]. Default for a Hugging Face model: the task of its head.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index
@@ -356,7 +356,8 @@ def simulate(
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of
             each client.
-        server_optimizer: an object with `step(model, mean_update)`, both of shape [parameters].
+        server_optimizer: an object with `step(model, mean_update)`; both arguments have the shape
+            [parameters].
         trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox",
             or a class or function (module, layers, settings, *, device, task) ->
             `fedlgm.training.Trainer`. Its result is bounded like any update.
@@ -418,8 +419,8 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run, or open a finished run. The final model is the same as that of
-    an uninterrupted run.
+    """Continue an interrupted run, or open a finished run. The final model is the same as the model
+    of an uninterrupted run.
 
     Example:
         >>> import simulations, tempfile
@@ -440,7 +441,7 @@ def resume(
             server_optimizer); others are refused. `metrics` and `evaluate` may differ.
 
     Raises:
-        RunError: there is no such run, or objects or clients differ from those of the run.
+        RunError: there is no such run, or the given objects or clients are not the run's.
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)

@@ -31,7 +31,8 @@ _KEYS = {
 }
 """Keys of a recipe for arguments without a section."""
 _COMPARED = ("mechanism", "model")
-_FOLDERS = {"folder": "run_dir", "run_dir": "folder"}  # a run's and a study's
+# an argument that only studies or only runs have -> its name in the other function
+_FOLDERS = {"folder": "run_dir", "run_dir": "folder"}
 LORA = "lora"
 """Recipe of a Hugging Face model, if none is named."""
 _FIRST = ("run.seed",)  # the key that is meant if several sections have a key of this name
@@ -74,7 +75,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
         known: names of the arguments that the function passes on.
 
     Raises:
-        ConfigError: there is another argument.
+        ConfigError: an argument is unknown.
     """
     for name, value in options.items():
         if name not in known:
@@ -94,7 +95,7 @@ def refuse_unknown(function: str, options: Mapping[str, Any], known: Sequence[st
 
 
 def correlation_keys(noise: Any) -> dict[str, Any]:
-    """Recipe keys of a correlation passed as an object; the recipe stores all of it.
+    """Recipe keys of a correlation passed as an object. The recipe stores the whole correlation.
 
     Raises:
         ConfigError: the object is not a correlation.
@@ -115,8 +116,8 @@ def resolve(
 ) -> tuple[Recipe, Own]:
     """The recipe of a run, with the values of the recipes that it extends, and a user's objects.
 
-    A later source replaces an earlier one: the recipe's file, arguments that are objects, arguments
-    that are names, the changes.
+    Values of later sources replace values of earlier sources. The order is: the recipe's file,
+    arguments that are objects, arguments that are names, and the changes.
 
     Args:
         recipe: a recipe's name or file, or a `Recipe`. The default is `lora` for a Hugging Face

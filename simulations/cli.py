@@ -134,7 +134,7 @@ def simulate(
     engine: Annotated[
         str,
         typer.Option(
-            help="auto, processes, local, ray or flower; auto picks what suits the machine."
+            help="Engine: auto, processes, local, ray or flower; auto picks what suits the machine."
         ),
     ] = "auto",
     rounds: Annotated[int | None, typer.Option(help="Overrides federation.rounds.")] = None,
@@ -143,9 +143,12 @@ def simulate(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Training processes; by default one per core.")
     ] = None,
-    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster to join.")
+    ] = None,
     supernodes: Annotated[
-        int | None, typer.Option(min=1, help="For the flower engine: simulated SuperNodes.")
+        int | None,
+        typer.Option(min=1, help="For the flower engine: number of simulated SuperNodes."),
     ] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder to create for the run.")] = None,
     resume: Annotated[
@@ -234,7 +237,8 @@ def plan(
         bool,
         typer.Option(
             "--sweep",
-            help="Instead of one plan: noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients.",
+            help="Show noise and SNR at epsilon 1 to 8 and 100 to 10,000 clients instead of one "
+            "plan.",
         ),
     ] = False,
     as_json: JsonOption = False,
@@ -253,7 +257,7 @@ def plan(
 
 @app.command(rich_help_panel=_PLAN)
 def schema() -> None:
-    """Print the JSON schema of a recipe, with which an editor completes and checks its keys."""
+    """Print the JSON schema of recipes. Editors complete and check a recipe's keys with it."""
     from simulations.config.schema import recipe_schema
 
     print_json(recipe_schema())
@@ -266,21 +270,22 @@ def calibrate(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon of the whole run.")] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(help="Instead of --epsilon: the noise, whose epsilon is printed."),
+        typer.Option(help="Instead of --epsilon: the noise multiplier. Its epsilon is printed."),
     ] = None,
     sampling_rate: Annotated[
-        float, typer.Option(help="Probability q that a client takes part.")
+        float, typer.Option(help="Probability q that a client takes part in a release.")
     ] = 1.0,
     participations: Annotated[
         int | None,
         typer.Option(
-            help="Instead of --sampling-rate: secret rounds of each unit, exactly k of T."
+            help="Instead of --sampling-rate: each unit takes part in exactly k of the T rounds, "
+            "which stay secret."
         ),
     ] = None,
     relation: Annotated[
-        str, typer.Option(help="add-remove, replace-one or zero-out.")
+        str, typer.Option(help="Neighbouring relation: add-remove, replace-one or zero-out.")
     ] = "add-remove",
-    accountant: Annotated[str, typer.Option(help="An accountant of recipes.")] = "pld",
+    accountant: Annotated[str, typer.Option(help="Accountant, by its name in recipes.")] = "pld",
     as_json: JsonOption = False,
 ) -> None:
     """Compute the noise multiplier that meets a budget, or the epsilon of a noise multiplier."""
@@ -329,7 +334,7 @@ def calibrate(
 @app.command(rich_help_panel=_READ)
 def export(
     run: RunArgument,
-    format: Annotated[str, typer.Option(help="safetensors, pt or onnx.")] = "safetensors",
+    format: Annotated[str, typer.Option(help="Format: safetensors, pt or onnx.")] = "safetensors",
     out: Annotated[
         Path | None, typer.Option(help="File or folder; by default model.FORMAT in the run folder.")
     ] = None,
@@ -359,7 +364,10 @@ def predict(
     ],
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE.csv", help="Rows, with the columns of the training table."),
+        typer.Argument(
+            metavar="FILE.csv",
+            help="CSV file with rows to predict. It has the columns of the training table.",
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -385,12 +393,15 @@ def ledger(
         ),
     ],
     delta: Annotated[
-        float | None, typer.Option(help="Delta of a ledger file; a run states its own.")
+        float | None,
+        typer.Option(
+            help="Delta for the epsilon of a ledger file. A run's recipe states its own delta."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the charged and claimed cost of a run, release by release. Exit status 2 if the ledger
-    was changed.
+    """Show the charged and claimed cost of a run, release by release. The exit status is 2 if the
+    ledger was changed.
     """
     from fedlgm.errors import ConfigError
     from simulations.summaries import bare_ledger, ledgers
@@ -424,8 +435,8 @@ tools.add_commands(app)
 
 def main() -> None:
     """Entry point."""
-    # Imports make a million objects that stay; every search of all of them takes a tenth of a
-    # second, and those at the end of the process a whole one.
+    # Imports make a million objects that stay. Each garbage collection of all of them takes a tenth
+    # of a second, and the collections at the end of the process take a second.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     atexit.register(gc.freeze)
     ending(lambda: app(standalone_mode=True))

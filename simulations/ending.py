@@ -72,7 +72,7 @@ def report_as_json(error: BaseException, message: str) -> None:
 
     Args:
         error: the error, whose type is its kind.
-        message: its message, which standard error has too.
+        message: its message, which is also on standard error.
     """
     if "--json" in sys.argv[1:]:
         from simulations.runs import strict_json
@@ -148,8 +148,8 @@ def ending(command: Callable[[], object]) -> None:
     _leaving.clear()
     for number in _STOPPING:
         # Ctrl-C likewise: a KeyboardInterrupt in code that a library runs from a string would make
-        # Python end itself by the signal, whatever status is asked for. Who started us may have it
-        # ignored, and it stays so.
+        # Python end itself by the signal, whatever status is asked for. If the parent process
+        # ignores a signal for this process, it stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
     sys.unraisablehook = _unraisable

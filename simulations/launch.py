@@ -104,7 +104,7 @@ def resume(
     own: Own | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> RunSummary:
-    """Continue an interrupted run to the model that an uninterrupted one would have reached.
+    """Continue an interrupted run. It ends with the same model as an uninterrupted run.
 
     The trackers named in its recipe continue; `trackers` are additional objects. A finished run
     returns its summary, after the same checks of its ledger, recipe and objects. Arguments as in
@@ -139,7 +139,9 @@ def resume(
 def _engine(
     engine: str | Engine, options: EngineOptions, recipe: Recipe, trackers: Sequence[Tracker]
 ) -> Engine:
-    """The engine of a run, which can serve these tracker objects and those of the recipe."""
+    """The engine of a run. It must be able to serve these tracker objects and the recipe's
+    trackers.
+    """
     device, threads = recipe.training.device, recipe.run.threads
     chosen = engines.get(engine, options, device=device, threads=threads)
     with prefix_key("run.trackers"):

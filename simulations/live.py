@@ -37,7 +37,9 @@ class _Cell(io.TextIOBase):
 
 
 def live_stream() -> TextIO | None:
-    """The stream of a line that is overwritten; None where lines stay, as in a log."""
+    """The stream for a progress line that is overwritten; None where lines cannot be overwritten,
+    as in a log.
+    """
     if _in_a_cell():
         return _Cell()  # type: ignore[return-value]
     return sys.stderr if sys.stderr.isatty() else None

@@ -28,8 +28,9 @@ from simulations.config.assembly import Assembly
 from simulations.config.recipe import Recipe
 
 _PACKAGES = ("torch", "scipy", "numpy", "sklearn", "sympy", "networkx", "pandas")
-"""Packages in addition to Python's library. All are installed with fedlgm, and missing ones are
-left out."""
+"""Packages in addition to Python's library. All of them are installed with fedlgm, and missing
+packages are left out.
+"""
 _CHARACTERS = 6_000_000
 _BATCH, _LR = 64, 3e-3
 
@@ -122,7 +123,7 @@ def pretrain(
         progress: called with the number of steps and the mean loss, ten times.
 
     Raises:
-        ConfigError: the task or alphabet is another one, or there is no file to write.
+        ConfigError: the recipe has another task or alphabet, or there is no file to write.
         DataError: a text cannot be read, or all are too short.
     """
     named = out if out is not None else recipe.model.weights

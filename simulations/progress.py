@@ -9,12 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 
 OnProgress = Callable[[int, int, str], None]
-"""Called with the steps done, their total and a description of the last."""
+"""Called with the number of finished steps, the total number of steps and a description of the last
+step.
+"""
 
 
 @contextmanager
 def progress(name: str, shown: bool, total: int | None = None) -> Iterator[OnProgress]:
-    """A bar with the steps done, the description of the last step and the remaining time.
+    """A bar with the number of finished steps, the description of the last step and the remaining
+    time.
 
     Args:
         name: name of the task.

@@ -55,9 +55,10 @@ TestSeedOption = Annotated[
     typer.Option(help="FOR TESTS: anyone who knows the seed can subtract the noise. NOT PRIVATE."),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value; repeatable.")
+    list[str] | None,
+    typer.Option("--set", help="Change the recipe: section.key=value; repeatable."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 
 console = Console(emoji=False)
 
@@ -81,12 +82,12 @@ _LISTED = (
     "data-sets",
     "list",
 )
-"""Subjects that `fedlgm doctor` lists, as commands that a reader may try."""
+"""Words that a reader may try as commands, although `fedlgm doctor` lists what they name."""
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that answer an unknown name with similar ones, or with the command that lists the
-    known ones.
+    """Commands that answer an unknown name with similar names, or with the command that lists the
+    known names.
     """
 
     def resolve_command(

@@ -1,5 +1,5 @@
-"""Mean and standard deviation of private tables, as one release whose cost runs on the tables
-include.
+"""Mean and standard deviation of private tables, as one release. Runs on these tables include its
+cost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedlgm.privacy.ledger import Ledger
 from fedlgm.privacy.reuse import require_rounds
 from strategies.releaser import Releaser
 
-# smallest variance, in units of the square of half a column's range; noise may make a variance
-# smaller, or negative
+# Smallest variance, in units of the square of half a column's range. With noise, a variance may be
+# smaller than this, or negative.
 _LEAST = 1e-3
 _LARGEST = 1e30  # largest end of a range, because rows are float32
 
@@ -70,11 +70,11 @@ def standardise(
 ) -> Standardised:
     """Release the mean and variance of every column under (epsilon, delta); standardise with them.
 
-    A unit contributes its row or, if it is a client, the mean of its rows. This row is moved to
-    [-1, 1] by the public ranges and clipped, and its squares are contributed too. Both vectors are
-    bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged and noised like a round
-    of training, under add-or-remove-one; the number of units is public. Keys come from the
-    operating system.
+    A unit contributes its row or, if it is a client, the mean of its rows. This row is scaled to
+    [-1, 1] by the public ranges and clipped. The squares of the row are also contributed. Both
+    vectors are bounded (max(1, sqrt(d) / 2) and max(1, sqrt(d) / 4)), summed, charged and noised
+    like a round of training, under add-or-remove-one; the number of units is public. Keys come from
+    the operating system.
 
     The charge is durable before anything noisy exists. A second call with the same ledger needs
     `continue_ledger=True`. A run on the result calibrates its noise to the budget that remains, and
@@ -85,11 +85,11 @@ def standardise(
         low: smallest plausible value of each column, a number or [d]. It is public knowledge, not
             the private minimum.
         high: largest plausible value of each column.
-        epsilon: epsilon of the release; a tenth of the run's is usual.
-        delta: delta of the release, below the run's.
-        ledger: SQLite file of the cost of statistics of these data.
+        epsilon: epsilon of the release; a tenth of the run's epsilon is usual.
+        delta: delta of the release, below the run's delta.
+        ledger: SQLite file that records the cost of statistics of these data.
         users: as for `simulate`.
-        unit: unit of protection, which must be that of the run.
+        unit: unit of protection, which must be the same as the run's.
         continue_ledger: whether the ledger may hold earlier statistics of these data, whose cost
             then adds up.
 

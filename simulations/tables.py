@@ -14,8 +14,8 @@ Cells = Sequence[str | Text]
 
 
 class _WholeWords(Table):
-    """A table that folds no word. Where it does not fit, it drops its lines, and further columns
-    continue below.
+    """A table that breaks no word. If it does not fit, it is drawn without lines, and further
+    columns continue below.
     """
 
     keys = 1  # columns that name a row, which every part repeats

@@ -1,4 +1,4 @@
-"""Functions and commands of packages that are built on runs: entry points name them, and no import
+"""Functions and commands of packages that are built on runs. Entry points name them, and no import
 does.
 
 The group `fedlgm.tools` holds functions and classes by name, and `fedlgm.commands` holds functions

@@ -1,6 +1,4 @@
-"""The participants of a round, by a keyed draw over client numbers and never over Flower's random
-node ids.
-"""
+"""A keyed draw of a round's participants by client number, not by Flower's random node ids."""
 
 from __future__ import annotations
 
@@ -20,12 +18,13 @@ class CohortSampler:
     """Draws cohorts as pure functions of the keys and the round, so that a restart does not change
     them.
 
-    A separation between participations counts from one invitation to the next. A client that was
-    drawn and did not answer is not drawn again sooner, and is not replaced.
+    A separation between participations counts from one invitation to the next. A drawn client that
+    does not answer is not replaced, and it is not drawn again any sooner.
 
     Attributes:
         sampling: scheme, population, rate and separation.
-        keys: secret ring, since amplification by sampling needs the draw to stay secret.
+        keys: key ring of the draw. It is secret, because amplification by sampling requires a
+            secret draw.
         dropout_rate: probability that a drawn client does not answer (simulated; the public
             denominator does not change).
 
@@ -40,12 +39,12 @@ class CohortSampler:
     sampling: Sampling
     keys: KeyRing
     dropout_rate: float = 0.0
-    # "min-separation": by round
+    # cohorts of "min-separation", by round
     _invited: list[np.ndarray] = field(default_factory=list, repr=False, compare=False)
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        """Client numbers of a round (from 1), ascending int64; never one of `exclude` (clients at
-        their cap).
+        """Client numbers of a round (from 1), ascending, int64. Clients in `exclude` have reached
+        their cap and are not drawn.
         """
         sampling = self.sampling
         if sampling.scheme == "min-separation":
@@ -77,7 +76,9 @@ class CohortSampler:
         )
 
     def groups(self) -> np.ndarray:
-        """Group of every client for the whole run, int64 [population], by independent draws."""
+        """Group of every client, int64 [population]. Groups are drawn independently, once for the
+        run.
+        """
         return self.keys.numpy_generator(Purpose.GROUP).integers(
             0, self.sampling.separation or 1, size=self.sampling.population
         )
@@ -114,7 +115,7 @@ class CohortSampler:
 
 def require_once(cohort: np.ndarray, population: int) -> None:
     """Refuse a cohort that holds a client twice or an unknown client. A class derived from
-    `CohortSampler` may draw one.
+    `CohortSampler` may draw such a cohort.
 
     Raises:
         PrivacyError: a client would contribute more than its bound.

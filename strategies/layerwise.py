@@ -1,8 +1,9 @@
 """FedAvg with layer-wise differential privacy.
 
-In one round, the strategy samples clients and makes the plan, messages travel to nodes, and bounded
-sums come back and are added in a fixed order. The strategy then charges the ledger, adds the noise,
-divides by the public denominator and takes a server step, and the new model joins the transcript.
+In one round, the strategy samples clients, makes the plan and sends messages to the nodes. The
+nodes return bounded sums, which the strategy adds in a fixed order. The strategy then charges the
+ledger, adds the noise, divides by the public denominator and takes a server step. The transcript
+receives the new model.
 """
 
 from __future__ import annotations
@@ -58,21 +59,21 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserW
 
 
 _SHOWN = 10  # clients that a notice names
-_LARGEST = 3  # contributions that are named when training has diverged
+_LARGEST = 3  # contributions that a notice names when training has diverged
 
 
 @dataclass
 class RoundRecord:
     """Record of a finished round. The plan is public; only the server knows the rest.
 
-    `LayerwiseFedAvg` creates one at the end of every round and passes it to `on_round`.
+    `LayerwiseFedAvg` creates a record at the end of every round and passes it to `on_round`.
 
     Attributes:
         round: number of the round, from 1.
         plan: plan of the release.
         cohort: clients drawn; they stay secret in a deployment, because amplification needs it.
         present: clients that took part: they were drawn, did not drop out and were sent a message.
-        discarded: contributions with NaN or Inf that counted as zero (not noised).
+        discarded: number of contributions with NaN or Inf, which counted as zero; it has no noise.
         seconds: wall time of the round without evaluation.
         failures: replies that are missing, failed or were rejected. Each of them counted as zero.
         notes: figures of `PublishedFedAvg`, each [clients, K].
@@ -103,7 +104,7 @@ class Pending:
     exhausted: tuple[int, ...] = ()
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    # of contributions that came alone, by client
+    # by client, if contributions arrive client by client
     norms: dict[int, float] = field(default_factory=dict)
 
 
@@ -116,7 +117,7 @@ class LayerwiseFedAvg(FedAvg):
     Args:
         method: mechanism, layers and facts of the run.
         transcript: state to start from; `transcript.rounds` rounds are already done.
-        sampler: cohorts.
+        sampler: draws the cohorts.
         optimizer: server step.
         releaser: keys, ledger and numerics of the server's releases.
         nodes: assignment of nodes to clients.
@@ -181,22 +182,22 @@ class LayerwiseFedAvg(FedAvg):
         self._said: frozenset[int] = frozenset()
 
     def summary(self) -> None:
-        """Print nothing, because the run's own report has more."""
+        """Print nothing, because the run's report contains more."""
 
     def initial_arrays(self) -> ArrayRecord:
-        """The current global model in the form of Flower's `Strategy.start`."""
+        """The current global model in the form that Flower's `Strategy.start` takes."""
         return _record(self.transcript.models[-1])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the cohort, make the plan and address its messages."""
+        """Draw the cohort, make the plan and return a message for each node that is asked."""
         started = time.perf_counter()
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
         if round_ == self._configured and not self.nodes.repeats:
-            # The nodes that answered the first time now release something else, so they are charged
-            # again.
+            # Nodes that answered the first attempt at this round now make another release, so they
+            # are charged again.
             self.releaser = replace(self.releaser, attempt=secrets.token_bytes(16))
         self._configured = round_
         # If clients noise their own steps, each client has the recipe's budget for itself, with or
@@ -300,7 +301,7 @@ class LayerwiseFedAvg(FedAvg):
     def _plan(
         self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid
     ) -> ReleasePlan:
-        """The round's plan, which follows from released values alone."""
+        """The round's plan, computed from released values alone."""
         with torch_threads(self.releaser.numerics.threads):
             return self.method.plan(self.transcript)
 
@@ -318,8 +319,8 @@ class LayerwiseFedAvg(FedAvg):
         kind: str,
         extra: dict[str, Any],
     ) -> list[Sent]:
-        """One message per block if nodes serve any client, one per client if each has its own
-        node.
+        """One message per block if every node serves any client; one message per client if each
+        client has its own node.
         """
         sent = []
         for node, members in self.nodes.addresses(cut):
@@ -332,8 +333,8 @@ class LayerwiseFedAvg(FedAvg):
         return sent
 
     def _sum(self, pending: Pending, replies: Iterable[Message]) -> BoundedSum:
-        """Sum of the blocks in order. If contributions arrive client by client, they are first put
-        together to blocks.
+        """Sum of the blocks in order. If contributions arrive client by client, they are first
+        combined into blocks.
         """
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
@@ -386,7 +387,8 @@ class LayerwiseFedAvg(FedAvg):
         """End the run, before anything is charged, if too few nodes answered.
 
         Raises:
-            RunError: no node at all, fewer than the quorum, or more failures than allowed.
+            RunError: no node answered, fewer nodes answered than the quorum requires, or more nodes
+                failed than allowed.
         """
         nodes, asked, answered = self.nodes, len(pending.sent), len(pending.norms)
         if not nodes.single or answered == asked:

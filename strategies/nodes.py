@@ -1,5 +1,5 @@
-"""The assignment of nodes to clients, which is given to the strategy and checked against the nodes'
-statements.
+"""Which node serves which client. The strategy is given this assignment and checks it against the
+nodes' statements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from strategies.messages import message_to
 Addresses = list[tuple[int | None, list[int]]]
 """(node, clients) of each message; the node is None if the client's node is gone."""
 _POLL_S = 0.1
-_ANSWER_S = 30.0  # time to answer for a node that connects at the last moment
+_ANSWER_S = 30.0  # seconds in which a node that connects at the last moment can answer
 
 
 class ChargedFirst:
@@ -74,8 +74,8 @@ class AnyNode(ChargedFirst):
         """Find the workers, once.
 
         Raises:
-            RunError: no worker connects, one does not start, or one states that it serves a single
-                client.
+            RunError: no worker connects, a worker does not start, or a worker states that it serves
+                a single client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -145,8 +145,8 @@ class OneNodePerClient(ChargedFirst):
         """Find every client's node. Later calls account for nodes that left or joined.
 
         Raises:
-            RunError: at the start, a node has another population, two nodes claim one client, or a
-                client has no node.
+            RunError: at the start, a node states another population, two nodes claim the same
+                client, or a client has no node.
         """
         if self._known:
             here = set(grid.get_node_ids())
@@ -172,7 +172,7 @@ class OneNodePerClient(ChargedFirst):
                 raise RunError(
                     f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, "
                     f"beginning with client {missing[0]}: start them, or set federation.quorum to "
-                    "begin without"
+                    "begin without them"
                 )
             time.sleep(_POLL_S)
         if missing:
@@ -242,8 +242,8 @@ Nodes = AnyNode | OneNodePerClient
 
 
 def _reason(said: str) -> str:
-    """A node's error, as text for a message: its end, where a traceback names the cause, or the
-    remedy for an app without fedlgm.
+    """The text of a node's error, shortened for a message. A traceback names the cause at its end,
+    so the end is kept. For an app without fedlgm, the text is the remedy.
     """
     # a line of Flower's own code
     if "query function registered" in said or "No {category} function registered" in said:

@@ -55,7 +55,7 @@ def unsent_figure(
     """A figure that a function of replies reads and that no client sends; None if there is no such
     figure.
 
-    Its other errors are ignored, because the trial itself may cause them.
+    Other errors of the function are ignored, because the trial itself may cause them.
 
     Args:
         aggregate: the function. It is called with one reply, whose update is zero.

@@ -1,5 +1,5 @@
-"""FedAvg with a budget for an existing Flower app, as the strategy of one model, one mechanism and
-one ledger.
+"""FedAvg with a privacy budget for an existing Flower app. One strategy has one model, one
+mechanism and one ledger.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _INSTEAD = {
         "min_train",
         "min_fit",
         "min_available",
-    ): "clients is their number, and nodes says how to wait for them",
+    ): "clients is the number of clients, and nodes says how to wait for their nodes",
     ("fraction_evaluate", "min_evaluate", "evaluate_metrics", "train_metrics", "fit_metrics"): (
         "clients' own figures are not protected and stay with them: evaluate on the server with "
         "start(evaluate_fn=...)"
@@ -77,7 +77,9 @@ _INSTEAD = {
     ): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
-"""Replacements for arguments of Flower's strategies, by the beginnings of their names."""
+"""Replacements for arguments of Flower's strategies. The keys are the beginnings of the arguments'
+names.
+"""
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -100,7 +102,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
 
     Args:
         model: the model, or the list of NumPy arrays that an app without torch sends; its weights
-            are the initial, public ones.
+            are the initial weights, which are public.
         mechanism: a registered name, "name:variant", "package.module:Class", or an object.
         epsilon: budget of all rounds.
         delta: delta of the budget; below one over the number of clients.
@@ -159,8 +161,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         chosen = require_mechanism(mechanism)
         if isinstance(chosen, BoundsExamples):
             raise ConfigError(
-                f"{chosen.name} bounds examples, which only clients that train by it can do: "
-                "PrivateFedAvg needs a mechanism that bounds clients' updates"
+                f"{chosen.name} bounds the gradient of each example during training, and "
+                "PrivateClientApp does not: PrivateFedAvg needs a mechanism that bounds clients' "
+                "updates"
             )
         if not isinstance(nodes, OneNodePerClient | None):
             raise ConfigError(
@@ -185,8 +188,9 @@ class PrivateFedAvg(LayerwiseFedAvg):
         start = Transcript.start(method.layers.flatten(module))
         if any(noisy.query.of_data for noisy in method.plan(start).queries):
             raise ConfigError(
-                f"{chosen.name} asks clients for a vote by the loss of their data, which no "
-                "PrivateClientApp can evaluate: use mechanism='water-filling' or 'gaussian'"
+                f"{chosen.name} asks each client for a vote by the loss on its data, and no "
+                "PrivateClientApp can compute this loss: use mechanism='water-filling' or "
+                "'gaussian'"
             )
         self._module = copy_model(module)
         _warn_of(module, delta, clients)
@@ -284,8 +288,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         if not self._starting:
             raise ConfigError(
                 "another strategy wraps PrivateFedAvg, such as one of Flower's "
-                "DifferentialPrivacy strategies: its bounds and noise would come on top of those "
-                "that are charged; start PrivateFedAvg itself"
+                "DifferentialPrivacy strategies: it would add a second bound and second noise, "
+                "which no ledger counts; start PrivateFedAvg itself"
             )
 
     def initialize_parameters(self, *_: Any, **__: Any) -> Any:
@@ -339,7 +343,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
             if not self._starting:
                 self._held.close()
         if not self._starting and self.transcript.rounds == self.method.facts.rounds:
-            self._print_cost()  # the rounds are those of a subclass' own `start`
+            self._print_cost()  # a subclass' `start` has run the rounds
         return self._state(), metrics
 
     def _hold(self) -> None:
@@ -414,7 +418,7 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
     if lr is not None and not isinstance(optimizer, str | None):
         raise ConfigError(
             "server_lr is the rate of a named optimizer: an optimizer that is given as an object "
-            "has its own"
+            "has its own rate"
         )
     if lr is not None and not (isinstance(lr, numbers.Real) and 0 < lr < float("inf")):
         raise ConfigError(f"server_lr must be a positive number, got {lr!r}")
@@ -454,8 +458,8 @@ def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricR
     if not isinstance(figures, MetricRecord | None):
         raise ConfigError(
             "evaluate_fn must return a MetricRecord, such as MetricRecord({'loss': 0.1, "
-            f"'accuracy': 0.9}}), or None, got {type(figures).__name__}; (loss, metrics) is of "
-            "Flower's older interface"
+            f"'accuracy': 0.9}}), or None, got {type(figures).__name__}; (loss, metrics) belongs "
+            "to Flower's older interface"
         )
     return figures
 

@@ -39,7 +39,7 @@ class PublishedFedAvg(LayerwiseFedAvg):
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [request.message for request in sent if request.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
-        examples = isinstance(mechanism, BoundsExamples)  # then a row is an example's
+        examples = isinstance(mechanism, BoundsExamples)  # then each row belongs to an example
         rows = [
             norms
             for request, reply in in_order(sent, replies, self.nodes.single, [])
@@ -67,8 +67,8 @@ class PublishedFedAvg(LayerwiseFedAvg):
 
 
 def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
-    """Raw layer norms [count, K] of a reply, or of any number of examples; None if the reply holds
-    anything else.
+    """Raw layer norms [count, K] of a reply. If `count` is None, any number of rows is allowed. The
+    result is None if the reply holds anything else.
     """
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)

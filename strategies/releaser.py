@@ -61,13 +61,14 @@ class Releaser:
         ledger: charged before each release.
         numerics: device and noise backend.
         observer: observer of a simulation's releases under central trust; it sees every sum before
-            and after its noise and may add canaries to it.
-        attempt: identity of this attempt at the run, if a later attempt cannot repeat its releases
-            under local trust bit by bit (real nodes).
+            and after the noise is added, and may add canaries to the sum.
+        attempt: identity of this attempt at the run. It is set if a later attempt cannot repeat the
+            same releases bit by bit, as with real nodes under local trust.
         run_noise: noise of the run so far, if it is correlated over rounds.
-        redrawn: last row of the ledger whose participants were drawn with keys of an earlier
-            process.
-        stated: whether rows of the ledger state the plan's guarantee, because no recipe gives it.
+        redrawn: position of the last ledger row for which an earlier process drew the participants,
+            with other keys.
+        stated: whether rows of the ledger state the plan's guarantee; they do if no recipe states
+            it.
         keeper: keeps each release; None keeps nothing.
 
     Example:
@@ -118,15 +119,15 @@ class Releaser:
         return values.cpu().float()
 
     def charge_clients(self, plan: ReleasePlan, round: int, clients: Iterable[int]) -> None:
-        """Charge clients under local trust before their messages are sent, because they release as
-        soon as they get them.
+        """Charge clients under local trust before the messages are sent, because a client releases
+        as soon as it gets its message.
         """
         if plan.facts.noised_by.uploads_released and self.costs(plan):
             keys = {client: self._client_key(round, client) for client in clients}
             self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
 
     def _terms(self, plan: ReleasePlan) -> dict[str, Any]:
-        """Fields of a ledger row beside its cost."""
+        """Fields of a ledger row in addition to its cost."""
         stated = {"guarantee": plan.guarantee} if self.stated else {}
         return {"claim": plan.claim, "protects": plan.protects, **stated}
 
@@ -138,7 +139,7 @@ class Releaser:
         return self.redrawn >= self.ledger.position()
 
     def costs(self, plan: ReleasePlan) -> bool:
-        """Whether the round is charged. It is not if nothing has been released so far (see
+        """Whether the round is charged. It is not charged if nothing has been released so far (see
         `ReleasePlan.event`).
         """
         return charging.of(plan.facts).is_charged(plan, self.ledger.rounds)

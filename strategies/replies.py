@@ -30,12 +30,12 @@ _SUPERLINK = 1  # node number under which Flower reports that a node is lost
 
 @dataclass(frozen=True)
 class Failure:
-    """One message of a round without a contribution.
+    """A message of a round that brought no contribution.
 
     Attributes:
         kind: "missing" (there is no node, or no reply in time), "error" (the node reports a
             failure) or "rejected" (a reply that breaks a rule).
-        node: the node that was asked; None if the client has none.
+        node: the node that was asked; None if the client has no node.
         client: the client that was asked.
         reason: description of the failure; parts may be text from the node (see `printable`).
 
@@ -170,8 +170,8 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
     values = wire.view(reply.content.array_records[wire.ARRAYS][wire.SUM].data)
     if values.shape != (plan.size,) or values.dtype not in (np.float32, np.float64):
         raise PrivacyError(
-            f"a reply holds {values.size} values of {values.dtype} as {values.shape} where the "
-            f"plan releases {plan.size} numbers"
+            f"a reply holds {values.size} values of type {values.dtype} and shape {values.shape}, "
+            f"but the plan releases {plan.size} numbers"
         )
     return values
 
@@ -180,7 +180,7 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
     """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
 
     Under central trust every part's norm must stay within its bound. Under local trust it must stay
-    within a limit, which a bounded part with its noise exceeds with probability at most 1e-15. A
+    within a limit that a bounded part plus its noise exceeds with probability at most 1e-15. A
     contribution bounded example by example must lie within the public cap that clients keep
     (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
 
@@ -210,7 +210,7 @@ def own_contribution(reply: Message, plan: ReleasePlan, mechanism: PlansFromAnsw
     for name, layer, released in zip(plan.layers.names, layers, own.released, strict=True):
         if not released and bool(layer.any()):
             raise PrivacyError(
-                f"its answer does not select layer {name!r}, of which it sends values"
+                f"it sends values of layer {name!r}, which its answer does not select"
             )
     check_bounds(torch.cat([layers[j] for j in own.indices]).numpy(), own)
     return values
@@ -256,7 +256,7 @@ def _check_norm(values: np.ndarray, name: str, limit: float, order: int = 2) -> 
 
 
 def _limits(plan: ReleasePlan) -> list[float]:
-    """Largest norm of every part of one client's contribution."""
+    """Largest allowed norm of each part of one client's contribution."""
     if plan.bounded_by == "trainer":
         return [float(cap) for cap in upload_caps(plan)]
     return [plan.facts.noised_by.limit(part, plan.family) for part in plan.parts]

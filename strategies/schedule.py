@@ -12,11 +12,12 @@ _ROUND = "schedule.round"
 
 
 class Scheduled:
-    """A server step whose change of the model is scaled by each round's factor.
+    """A server step that scales its change of the model by a factor for each round.
 
-    The changes of the library's optimizers are proportional to their learning rate, and their state
-    does not depend on it, so this is the optimizer with a scheduled learning rate. Factors depend
-    only on the number of the round. Like the step itself, the factors are post-processing.
+    The library's optimizers change the model in proportion to their learning rate, and their state
+    does not depend on this rate. Scaling the change therefore equals scheduling the learning rate.
+    Factors depend only on the number of the round. Like the step itself, the factors are
+    post-processing.
 
     Args:
         step: the step to scale.

@@ -73,7 +73,7 @@ class OptimizerKind:
 
     Attributes:
         make: class or function that maps (lr, momentum) to a step.
-        usual_lr: server learning rate of a `PrivateFedAvg` that states none.
+        usual_lr: server learning rate of a `PrivateFedAvg` that states no rate.
 
     Example:
         >>> usual_lr("adam"), usual_lr("sgd")
@@ -285,7 +285,7 @@ class ServerOptimizer:
         decay: factor of decoupled weight decay, with which "adam" is AdamW.
 
     Raises:
-        ConfigError: the name is another one.
+        ConfigError: the name is none of these.
 
     Example:
         >>> optimizer, model = ServerOptimizer("momentum", lr=1.0, momentum=0.5), torch.zeros(1)
@@ -315,7 +315,7 @@ class ServerOptimizer:
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
         if self._name == "sgd" and not self._decay:
-            # One fused operation, which keeps lr = 1 free of rounding by the optimizer's own
+            # One fused operation. At lr = 1 it avoids the rounding of the optimizer's own
             # arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
         optimizer = self._optimizer_for(model)
@@ -367,7 +367,7 @@ _OPTIMIZERS: Registry[OptimizerKind] = Registry(
     "server optimizer",
     {
         "sgd": OptimizerKind(_sgd),
-        "momentum": OptimizerKind(_momentum, 0.1),  # 1 - 0.9: as far as the sum of the mean updates
+        "momentum": OptimizerKind(_momentum, 0.1),  # 1 - 0.9: as far as without momentum
         "adam": OptimizerKind(_adam, 0.01),
         "yogi": OptimizerKind(_yogi, 0.01),
     },

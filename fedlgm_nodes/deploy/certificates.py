@@ -75,7 +75,7 @@ def issuer_of(file: Path, issuers: Sequence[Authority]) -> Authority:
     """The authority that issued a certificate.
 
     Raises:
-        RunError: none of them did.
+        RunError: none of the authorities issued it.
     """
     certificate = x509.load_pem_x509_certificate(file.read_bytes())
     for authority in issuers:
@@ -88,7 +88,9 @@ def issuer_of(file: Path, issuers: Sequence[Authority]) -> Authority:
 
 
 def is_short(authority: Authority) -> bool:
-    """Whether an authority ends before a certificate of full length that it would issue now."""
+    """Whether an authority ends before the end of a full-length certificate that it would issue
+    now.
+    """
     return authority[0].not_valid_after_utc < datetime.now(UTC) + timedelta(days=_DAYS)
 
 
@@ -109,7 +111,7 @@ def make_server_certificate(folder: Path, authority: Authority, hosts: Sequence[
 
 
 def renewed(file: Path, authority: Authority) -> bytes:
-    """A certificate for the same key and hosts as that in a file, in PEM."""
+    """A new certificate, in PEM, for the key and the hosts of the certificate in a file."""
     before = x509.load_pem_x509_certificate(file.read_bytes())
     names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     key = cast(ec.EllipticCurvePublicKey, before.public_key())
@@ -138,8 +140,8 @@ def _issue(
 
 
 def ending(file: Path) -> tuple[int, list[int], str]:
-    """The end of the newest certificate in a file: the days that are left, the values of
-    `WARNING_DAYS` that are at least as large, and a sentence.
+    """The end of the newest certificate in a file: the number of days that are left, the values of
+    `WARNING_DAYS` that are not smaller than this number, and a sentence.
 
     Raises:
         ValueError: the file holds no certificate.
@@ -154,8 +156,8 @@ def ending(file: Path) -> tuple[int, list[int], str]:
 
 
 def make_node_key(path: Path) -> bytes:
-    """A SuperNode's key pair, `path` and `path`.pub in OpenSSH's form, whose public key is returned
-    in PEM.
+    """Create a SuperNode's key pair, `path` and `path`.pub, in OpenSSH's form. Return the public
+    key in PEM.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     create_durably(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))

@@ -149,7 +149,7 @@ def _fill(
         (draft.path, 0o711), (draft.path / "nodes", 0o711), (draft.signer.path, 0o711),
         (draft.signer.socket.parent, 0o750),
     ):  # fmt: skip
-        # whatever the operator's umask: the users of a deployment's processes have to get there
+        # the users of a deployment's processes need access, whatever the operator's umask
         folder.chmod(mode)
     ports = free_ports(nodes + 2)
     settings = Settings(
@@ -199,7 +199,7 @@ def _fill(
         enrolled.append(make_node(node, settings, entry, values, ca, keys[client], test_seed))
     write_enrolment(draft.enrolment_file, enrolled)
     for file in (draft.settings_file, draft.enrolment_file):
-        file.chmod(0o644)  # the signer's user reads them, too
+        file.chmod(0o644)  # the signer's user also reads them
     write_units(draft, final, settings)
 
 
@@ -217,7 +217,7 @@ def make_node(
     Args:
         node: the folder, which exists.
         settings: the deployment's settings.
-        entry: its name and port.
+        entry: name and port of the node.
         values: values of its policy.
         ca: certificates of the authorities that it accepts.
         key: its service's key.
@@ -243,8 +243,8 @@ def make_node(
 
 
 def secure_sums(nodes: int) -> dict[str, int]:
-    """The [distributed] section of the policies of nodes that are made together, without their
-    peers.
+    """The [distributed] section of the policies of nodes that are made together. It does not list
+    their peers yet.
 
     Raises:
         ConfigError: there are too few nodes to hide one of them, or no round could ask as many
@@ -276,7 +276,7 @@ def enrol(
         replace: replace another node that is enrolled as this client.
 
     Raises:
-        ConfigError: a file cannot be used, an entry does not fit the others, or another node
+        ConfigError: a file cannot be used, an entry does not fit the other entries, or another node
             already has this client.
     """
     try:
@@ -314,10 +314,11 @@ def enrol(
 
 
 def write_enrolment(file: Path, nodes: Sequence[EnrolledNode]) -> None:
-    """Write the enrolment of these nodes, and leave the file as it is if they do not fit.
+    """Write the enrolment of these nodes. If the nodes do not fit together, the file stays as it
+    is.
 
     Raises:
-        ConfigError: they do not fit.
+        ConfigError: the nodes do not fit together.
     """
     head = (
         "# Which registered node is which client. "
@@ -345,7 +346,7 @@ def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.nda
     )
     data = assembly.data.dataset
     if data.classes is None or not isinstance(data.train_x, np.ndarray):
-        raise ConfigError("--example takes a recipe of one input and classes")
+        raise ConfigError("--example takes a recipe whose model has one input and predicts classes")
     x, y, classes = data.train_x, data.train_y, data.classes
     return [
         (x[rows], y[rows], classes)

@@ -44,7 +44,9 @@ _out = Console(highlight=False, soft_wrap=True, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 INCOMPLETE = 1
-"""Exit status of a run with void rounds, which moved nothing, or without some node's answers."""
+"""Exit status of a run with void rounds, which left the model unchanged, or with missing answers of
+a node.
+"""
 
 # The users of a deployment's processes may pass through its folder, and need not be able to list
 # it.
@@ -60,18 +62,21 @@ FolderArgument = Annotated[
 def init(
     folder: NewFolderArgument,
     nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes, without --data; default: 3.")
+        int | None, typer.Option(help="Number of nodes, if there is no --data; default: 3.")
     ] = None,
     example: Annotated[
         str,
         typer.Option(
-            help="Recipe whose data are divided among the nodes; 'none': edit their policies "
-            "yourself."
+            help="Recipe whose data are divided among the nodes. With 'none', you edit the nodes' "
+            "policies."
         ),
     ] = "nodes",
     data: Annotated[
         list[Path] | None,
-        typer.Option(help="A node's examples, once for each node: a file or a folder of images."),
+        typer.Option(
+            help="Examples of one node: a file or a folder of images. Give this option "
+            "once for each node."
+        ),
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Column to predict, if the data are tables.")
@@ -97,7 +102,10 @@ def init(
     ] = None,
     trust: Annotated[
         str | None,
-        typer.Option(help="Who may add the noise, in every policy: local, central or distributed."),
+        typer.Option(
+            help="Trust model in every policy, which says who may add the noise: local, "
+            "central or distributed."
+        ),
     ] = None,
     overlap: OverlapOption = None,
     approval: ApprovalOption = "policy",
@@ -166,7 +174,8 @@ def enrol(
     key: Annotated[
         Path,
         typer.Argument(
-            metavar="KEY.pub", help="Public key of its SuperNode, in the format of ssh-keygen."
+            metavar="KEY.pub",
+            help="Public key of the node's SuperNode, in the format of ssh-keygen.",
         ),
     ],
     replace: Annotated[
@@ -186,13 +195,16 @@ def enrol(
 
 
 SwitchOption = Annotated[
-    bool, typer.Option("--switch", help="The second step: use the new one from now on.")
+    bool,
+    typer.Option("--switch", help="The second step: use the new authority or key from now on."),
 ]
 
 
 @app.command()
 def renew(folder: FolderArgument, switch: SwitchOption = False) -> None:
-    """Renew the server's certificates; nodes accept the next authority beside the present one."""
+    """Renew the server's certificates; nodes accept the next authority in addition to the present
+    one.
+    """
     from fedlgm_nodes.deploy import life
 
     _print_lines(life.renew(_open(folder), switch=switch))
@@ -200,7 +212,9 @@ def renew(folder: FolderArgument, switch: SwitchOption = False) -> None:
 
 @app.command("rotate-keys")
 def rotate_keys(folder: FolderArgument, switch: SwitchOption = False) -> None:
-    """Replace the key that signs questions; nodes accept the next one beside the present one."""
+    """Replace the key that signs questions; nodes accept the next key in addition to the present
+    one.
+    """
     from fedlgm_nodes.deploy import life
 
     _print_lines(life.rotate_keys(_open(folder), switch=switch))
@@ -211,15 +225,17 @@ def add(
     folder: FolderArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new node.")],
     data: Annotated[
-        Path | None, typer.Option(help="Its examples: a file or a folder of images.")
+        Path | None, typer.Option(help="The node's examples: a file or a folder of images.")
     ] = None,
     target: Annotated[
         str | None, typer.Option(help="Column to predict, if the data are a table.")
     ] = None,
     test: TestRowsOption = None,
     people: PeopleOption = None,
-    epsilon: Annotated[float, typer.Option(help="Budget in its policy.")] = 8.0,
-    unit: Annotated[str, typer.Option(help="Unit that the budget protects.")] = "client",
+    epsilon: Annotated[float, typer.Option(help="Budget in the node's policy.")] = 8.0,
+    unit: Annotated[
+        str, typer.Option(help="Unit that the budget protects: client or example.")
+    ] = "client",
     overlap: OverlapOption = None,
     approval: ApprovalOption = "policy",
 ) -> None:
@@ -243,7 +259,7 @@ def remove(
     from fedlgm_nodes.deploy import life
 
     place = life.remove(_open(folder), name)
-    _out.print(f"{name} takes no part any more; its files are in {place}", markup=False)
+    _out.print(f"{name} no longer takes part; its files are in {place}", markup=False)
 
 
 @app.command()
@@ -253,7 +269,8 @@ def up(
         bool,
         typer.Option(
             "--supervise",
-            help="Stay, start again what ends, and rotate the logs; `down` stops the processes.",
+            help="Keep running, restart processes that end, and rotate the logs; `down` stops the "
+            "processes.",
         ),
     ] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""A deployment's folder: the server operator's files and those of each node.
+"""A deployment's folder: the files of the server's operator and the files of each node.
 
 DIR/deploy.toml                address, ports, names
 DIR/enrolment.toml             which node is which client
@@ -38,7 +38,7 @@ class Settings(BaseModel):
     """`deploy.toml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    host: str  # where nodes connect: to the proxy, if there is one, else to the SuperLink
+    host: str  # where nodes connect: to the proxy if there is a proxy, else to the SuperLink
     port: int
     superlink: int | None = None  # port on 127.0.0.1 of a SuperLink behind a proxy
     test: bool = False
@@ -71,8 +71,8 @@ class DeployedNodeFolder:
     `.pub`."""
 
     def secret(self, role: str) -> Path:
-        """Secret shared by "supernode" and "executor": the same bytes in a file for each, readable
-        only by its user.
+        """The secret that "supernode" and "executor" share. Each has a file with the same bytes,
+        which only its user can read.
         """
         return self.path / f"{role}.secret"
 
@@ -81,7 +81,7 @@ class DeployedNodeFolder:
     ca = Under("ca.crt")
     """Certificate of the deployment's own authority."""
     compose_file = Under("compose.yaml")
-    """Its processes as containers."""
+    """The node's processes as containers."""
 
     def script(self, role: str) -> Path:
         """Script that starts one of its processes: "service", "supernode" or "executor"."""
@@ -97,7 +97,7 @@ class SignerFolder:
     key_file = Under("question.key")
     """The key."""
     next_key_file = Under("next.key")
-    """The key that replaces it."""
+    """The key that will replace the present key."""
     runs = Under("runs")
     """Registered runs."""
     signed_file = Under("signed.sqlite")
@@ -108,7 +108,7 @@ class SignerFolder:
     """Script that starts it."""
 
     def key(self, file: Path | None = None) -> Ed25519PrivateKey:
-        """The key that signs questions, or another one in a file.
+        """The key that signs questions, or another key in a file.
 
         Raises:
             RunError: the key is missing or damaged.

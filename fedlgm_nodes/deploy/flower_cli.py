@@ -35,8 +35,7 @@ class Flower(FlwrCommand):
         """Register the public keys of nodes.
 
         Raises:
-            RunError: the SuperLink refuses a key for another reason than that it is already
-                registered.
+            RunError: the SuperLink refuses a key, and not because the key is already registered.
         """
         keys = [self._folder.node(name).flower_key for name in names]
         commands = [

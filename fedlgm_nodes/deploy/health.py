@@ -1,6 +1,6 @@
 """Health of a node or a federation: figures, faults, alerts, and the two pages for a monitor.
 
-A watching process of its own reads files and greets the service, so that the service has no further
+A separate process reads the files and greets the service. The service therefore needs no further
 interface, and its death is noticed. It serves `/ready` and `/metrics` (Prometheus's text format) on
 127.0.0.1 or on a Unix socket, and nothing else.
 """
@@ -36,7 +36,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.record import Record
 
 LEAST_DISK = 1 << 30  # bytes
-_LARGEST_SHARE = 0.9  # spent share of a budget from which on there is an alert
+_LARGEST_SHARE = 0.9  # spent share of a budget above which there is an alert
 # seconds that a clock may jump; a SuperLink refuses a SuperNode whose clock is further ahead
 _CLOCK_S = 5.0
 _HELLO_S = 15.0
@@ -46,10 +46,10 @@ _PREFIX = "fedlgm_"
 
 @dataclass
 class Health:
-    """What a look found.
+    """The findings of one look.
 
     Attributes:
-        figures: numbers by metric, whose name may end with labels: 'up{node="a"}'.
+        figures: numbers by metric. A metric's name may end with labels: 'up{node="a"}'.
         faults: what is wrong and what to do, by a short name.
         ready: whether questions are answered.
         line: one line for a terminal.
@@ -102,7 +102,7 @@ class Health:
             self.faults["disk"] = f"{free / 2**20:.0f} MiB are free; at least 1024 MiB are needed"
 
     def add_certificate(self, file: Path) -> None:
-        """Add the days to a certificate's end, with a fault at 60, 14 and 1 days."""
+        """Add the number of days until a certificate ends, with a fault at 60, 14 and 1 days."""
         if file.is_file():
             days, passed, said = ending(file)
             self.figures[f'certificate_days{{file="{file.name}"}}'] = float(days)
@@ -128,7 +128,7 @@ class NodeLook:
         self._clock = time.time() - time.monotonic()
 
     def __call__(self) -> Health:
-        """What is found now."""
+        """Look once."""
         folder, health = self._folder, Health()
         self._add_service(health)
         try:
@@ -162,7 +162,7 @@ class NodeLook:
                     why = f"the service refuses ({answer.get('code')}): {answer.get('why')}"
         except frames.NoService as error:
             why = f"{error}, or start it: fedlgm node serve {self._folder.path}"
-        except RunError:  # the service trains, and a greeting waits for its turn
+        except RunError:  # while the service trains, a greeting waits for its turn
             pass
         health.ready = not why
         health.figures["up"] = float(health.ready)
@@ -201,7 +201,7 @@ class NodeLook:
 
 
 def look_at_deployment(folder: DeploymentFolder) -> Health:
-    """What is found at the server, and at the nodes on this machine."""
+    """Look once at the server and at the nodes on this machine."""
     from fedlgm_nodes.deploy.deployment_status import status
     from fedlgm_nodes.deploy.process_faults import faults
 

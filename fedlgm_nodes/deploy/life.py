@@ -1,8 +1,9 @@
-"""Changes of a deployment that runs: certificates, the key of its questions, and its nodes.
+"""Changes of a running deployment: its certificates, the key that signs its questions, and its
+nodes.
 
-Each change has an overlap, in which the old and the new are both accepted. So there is no day on
-which every node needs a new file. Each step is one replaced file, and a repeated command continues
-after a kill.
+For some time during each change, the old certificate or key and the new one are both accepted. The
+nodes therefore need not all change a file on the same day. Each step replaces one file. If a
+command is killed, the same command continues the change.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _SWITCH_DAYS = 14
 
 
 def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
-    """Renew the server's certificates, and its authority in time; returns lines for the operator.
+    """Renew the server's certificates and, before it ends, their authority. Returns lines for the
+    operator.
 
-    An authority that ends before a certificate of full length gets a successor. From then on
-    `ca.crt` holds both, and nodes accept both.
+    An authority that would end before a full-length certificate gets a successor. From then on
+    `ca.crt` holds both authorities, and nodes accept both.
 
     Args:
         folder: the deployment.
@@ -82,8 +84,8 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
 
     Args:
         folder: the deployment.
-        switch: the second step: the new key signs. The first step makes it, and the policies of
-            nodes on this machine accept both.
+        switch: take the second step, after which the new key signs. The first step makes the new
+            key, and lets the policies of nodes on this machine accept both keys.
 
     Raises:
         RunError: the key cannot be read, or there is no new key to switch to.
@@ -97,7 +99,10 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
         return [
             f"new key: {public}",
             f"the policies of {edited} nodes on this machine accept both keys after fedlgm node reload",
-            f'send it to the operators of the others, for [ask]: next_server_key = "{public}"',
+            (
+                "send it to the operators of the other nodes, who add it to [ask]: "
+                f'next_server_key = "{public}"'
+            ),
             "when all have it: fedlgm deploy rotate-keys DIR --switch",
         ]
     if not signer.next_key_file.exists():
@@ -108,7 +113,7 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
     return [
         f"the signer signs with {public}; restart all: fedlgm deploy down DIR, fedlgm deploy up DIR",
         (
-            "nodes on other machines may now write it as server_key and remove next_server_key; "
+            "on other machines, operators may now set server_key to it and remove next_server_key; "
             "approvals name the key, so work then waits for another approval"
         ),
     ]
@@ -134,16 +139,16 @@ def _edit_policies(folder: DeploymentFolder, old: str, new: str, *, switch: bool
 
 
 def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
-    """Make one more node, with the next client number, which is returned.
+    """Make another node with the next client number, and return this number.
 
     Args:
         folder: the deployment.
-        name: its name.
+        name: name of the node.
         values: values of its policy.
 
     Raises:
-        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, whose
-            peers every policy lists.
+        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, for
+            which every policy lists the peers.
         RunError: the node's folder exists.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
@@ -176,7 +181,7 @@ def remove(folder: DeploymentFolder, name: str) -> Path:
     with its ledger. The other nodes keep their numbers.
 
     Raises:
-        ConfigError: there is no such node, it is the only one, or the nodes make secure sums.
+        ConfigError: there is no such node, it is the only node, or the nodes make secure sums.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
     present = [node.name for node in enrolled]
@@ -200,8 +205,8 @@ def remove(folder: DeploymentFolder, name: str) -> Path:
 
 
 def _refuse_peers(folder: DeploymentFolder, remedy: str) -> None:
-    """Refuse to change the nodes of secure sums, if a policy on this machine says that it takes part
-    in them.
+    """Refuse to change the set of nodes if, by a policy on this machine, the nodes make secure
+    sums.
 
     Raises:
         ConfigError: the nodes make secure sums.
@@ -210,13 +215,13 @@ def _refuse_peers(folder: DeploymentFolder, remedy: str) -> None:
         service = folder.node(node.name).service
         if service.policy_file.is_file() and service.policy().distributed is not None:
             raise ConfigError(
-                "nodes under distributed trust list their peers in every policy, and the number of "
-                f"nodes decides each one's noise: create another deployment {remedy}"
+                "nodes under distributed trust list their peers in every policy, and the number "
+                f"of nodes decides each node's noise: create another deployment {remedy}"
             )
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Replace a file by one of the same owner and permissions."""
+    """Replace a file by a new file with the same owner and permissions."""
     before = file.stat() if file.exists() else None
     write_durably(file, content, 0o644 if before is None else before.st_mode & 0o777)
     if before is not None:

@@ -1,4 +1,4 @@
-"""Processes that listen on a socket, or are stopped by a signal."""
+"""Faults of processes that a signal has stopped, such as the process that listens on a socket."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import psutil
 
 
 def stopped_fault(role: str, process: psutil.Process) -> str:
-    """What to do about a process that a signal has stopped; empty if it is not stopped, or has
-    ended.
+    """What to do about a process that a signal has stopped; empty if the process is not stopped, or
+    has ended.
     """
     with contextlib.suppress(psutil.Error):
         if process.status() == psutil.STATUS_STOPPED:
@@ -21,8 +21,8 @@ def stopped_fault(role: str, process: psutil.Process) -> str:
 
 
 def listener_fault(path: Path) -> str:
-    """A sentence that says that a signal has stopped the process which listens on a socket, and
-    what to do. Empty if it is not stopped.
+    """What to do about the process that listens on a socket, if a signal has stopped this process;
+    empty otherwise.
     """
     with (
         contextlib.suppress(OSError, psutil.Error),

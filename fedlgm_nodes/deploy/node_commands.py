@@ -38,34 +38,37 @@ TestRowsOption = Annotated[
     Path | None,
     typer.Option(
         "--test",
-        help="Public rows of a table: classes and the figures that standardise come from them.",
+        help="Public rows of a table. They give the classes and the figures that standardise the "
+        "columns.",
     ),
 ]
 PeopleOption = Annotated[
     str | None,
     typer.Option(
-        help="Column of a table with people's pseudonyms; elsewhere.txt in the node's folder lists "
-        "whose rows other nodes use."
+        help="Column of a table with people's pseudonyms; elsewhere.txt in the node's folder "
+        "lists the people whose rows other nodes use."
     ),
 ]
 OverlapOption = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Nodes at which one person has rows, at most; releases are charged for them all.",
+        help="Largest number of nodes at which one person has rows; releases are charged for all "
+        "of them.",
     ),
 ]
 ApprovalOption = Annotated[
     str, typer.Option(help="Who admits new work: the policy, or the operator (node approve).")
 ]
 WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Look again and again; alerts are JSON lines on stderr.")
+    bool, typer.Option("--watch", help="Keep looking; alerts are JSON lines on stderr.")
 ]
 EveryOption = Annotated[float, typer.Option(help="With --watch: seconds between two looks.")]
 MetricsOption = Annotated[
     str,
     typer.Option(
-        help="With --watch: port of 127.0.0.1, or path of a socket, with /ready and /metrics."
+        help="With --watch: port of 127.0.0.1, or path of a socket, that serves /ready and "
+        "/metrics."
     ),
 ]
 AlertOption = Annotated[
@@ -87,7 +90,7 @@ def init(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the node; by default the folder's.")
+        str | None, typer.Option(help="Name of the node; by default the folder's name.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -104,7 +107,7 @@ def init(
     test: TestRowsOption = None,
     people: PeopleOption = None,
     kind: Annotated[
-        str | None, typer.Option(help="numpy, images, idx, csv, parquet or loader.")
+        str | None, typer.Option(help="Kind of data: numpy, images, idx, csv, parquet or loader.")
     ] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, for example 1,28,28.")

@@ -39,12 +39,13 @@ def describe(
 
     Args:
         data: a file or folder.
-        kind: its kind; by default the name says it.
+        kind: kind of the data; by default the name of the file or folder determines it.
         labels: a file (numpy, idx) or the column to predict (csv, parquet).
-        public: public rows of the same columns: columns, classes and the figures that standardise
-            come from them. Without it, columns and classes come from the data, unstandardised.
+        public: public rows of the same columns. They give columns, classes and the figures that
+            standardise. Without public rows, the data give columns and classes, and nothing is
+            standardised.
         people: column of pseudonyms (see `fedlgm_nodes.service.people`); the public rows need none.
-        given: values that replace those that are found.
+        given: values that replace values found in the data.
 
     Raises:
         ConfigError: a file is missing, or its kind is not clear.
@@ -81,14 +82,18 @@ def describe(
         except ValidationError as error:
             raise ConfigError(f"{data}: {first_problem(error)}") from error
     elif people is not None:
-        raise ConfigError(f"--people: is for tables (.csv, .parquet), and {data.name} is none")
+        raise ConfigError(
+            f"--people: is for tables (.csv, .parquet), and {data.name} is not a table"
+        )
     elif public is not None:
-        raise ConfigError(f"--test: is for tables (.csv, .parquet), and {data.name} is none")
+        raise ConfigError(f"--test: is for tables (.csv, .parquet), and {data.name} is not a table")
     return values | given
 
 
 def agree(described: list[dict[str, Any]]) -> bool:
-    """Whether the nodes' tables have the same columns and classes, which one recipe can state."""
+    """Whether the nodes' tables have the same columns and classes, so that one recipe can state
+    them.
+    """
     stated = [{key: values.get(key) for key in _STATED} for values in described]
     return all(each == stated[0] and each["features"] for each in stated)
 
@@ -98,7 +103,8 @@ def recipe_text(values: dict[str, Any], public: Path | None) -> str:
 
     Args:
         values: see `describe`.
-        public: public rows, from which the values come; without them, nothing is evaluated.
+        public: file of the public rows from which the values were taken. Without public rows,
+            nothing is evaluated.
     """
     data = {"name": TABLE, "target": values["labels"], "inputs": values["features"]}
     if public is not None:
@@ -131,7 +137,7 @@ def recipe_text(values: dict[str, Any], public: Path | None) -> str:
 
 
 def _columns(file: Path, target: str, people: str | None, *, standardised: bool) -> dict[str, Any]:
-    """Columns, classes and figures of a table, whose pseudonyms are no input."""
+    """Columns, classes and figures of a table. The column of pseudonyms is not an input."""
     frame = node_data.read_rows(file, target)
     frame = frame.drop(columns=[people] if people in frame.columns else [])
     tables.require_columns([target], frame.columns, str(file))

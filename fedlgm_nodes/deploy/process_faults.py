@@ -1,4 +1,6 @@
-"""Faults of a deployment's processes on this machine: which have ended, are stopped, or are refused."""
+"""Faults of a deployment's processes on this machine: processes that have ended, are stopped, or
+are refused by the SuperLink.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ from fedlgm_nodes.deploy.deployment_folder import DeploymentFolder
 from fedlgm_nodes.deploy.listening import stopped_fault
 
 _STILL_CONNECTED = "[code: 2004]"
-"""Line for a SuperNode that the SuperLink considers connected, as it does for half a minute after a
-kill."""
+"""Part of a line in the log of a SuperNode that was restarted too soon: for half a minute after a
+kill, the SuperLink still considers it connected.
+"""
 
 
 class Look:
@@ -73,6 +76,6 @@ def refusal(folder: DeploymentFolder, role: str, since: int) -> str:
     ):
         return ""
     return (
-        f"{role}: the SuperLink refuses it for half a minute, as long as it counts the one that was "
-        f"killed as connected; `fedlgm deploy up {folder.path}` starts it again"
+        f"{role}: the SuperLink refuses it for half a minute, while it still counts the killed "
+        f"SuperNode as connected; `fedlgm deploy up {folder.path}` starts it again"
     )

@@ -19,15 +19,16 @@ from simulations.engines.flower_processes import is_alive
 from simulations.runs.shapes import read_json
 
 MARK = "FEDLGM_DEPLOYED"
-"""Variable in the environment of every process that `up` starts: its id, its log's length before,
-role and folder.
+"""Environment variable of every process that `up` starts. It holds the process's id, the length of
+its log before the start, its role and its folder.
 
-The variable finds processes that the record does not name. Their children inherit the variable, but
-have other ids.
+With this variable, processes are found that the record does not name. Children of a process inherit
+the variable, but have other ids.
 """
 NODE_ID = "SuperNode ID:"
 _HEAD = 1 << 20
-"""Number of bytes of a SuperNode's log, from its last start on, in which it states its id."""
+"""Number of bytes in a SuperNode's log, counted from its last start, within which it states its id.
+"""
 
 
 class Started(NamedTuple):
@@ -35,7 +36,7 @@ class Started(NamedTuple):
 
     Attributes:
         pid: its number.
-        born: seconds from the start of the machine to its own.
+        born: time at which it started, in seconds since the machine started.
         since: length of its log when it was started.
     """
 
@@ -77,7 +78,7 @@ def write(folder: DeploymentFolder, processes: Mapping[str, Started]) -> None:
 
 
 def known(folder: DeploymentFolder) -> dict[str, Started]:
-    """Processes in the record, and those that `up` started and that are not in it."""
+    """Processes in the record, and processes that `up` started but the record does not name."""
     record, marked = read(folder), find_marked(folder)
     for role, process in marked.items():
         if role in record and record[role].pid == process.pid:
@@ -87,8 +88,8 @@ def known(folder: DeploymentFolder) -> dict[str, Started]:
 
 
 def find_marked(folder: DeploymentFolder) -> dict[str, Started]:
-    """Running processes that `up` started, also if the record was lost or `up` was killed before it
-    wrote it.
+    """Running processes that `up` started. They are found even if the record was lost, or if `up`
+    was killed before it wrote the record.
 
     Processes of other users do not count, since anyone can set the variable.
     """
@@ -113,14 +114,14 @@ def all_running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
 
 
 def start_time(process: psutil.Process) -> float:
-    """When a process started, in seconds since the machine started. The time of day would change
-    when the clock is set.
+    """When a process started, in seconds since the machine started. A start in the time of day
+    would change when the clock is set.
     """
     return process.create_time() - psutil.boot_time()
 
 
 def alive(processes: Mapping[str, Started]) -> dict[str, psutil.Process]:
-    """Those of the processes that run."""
+    """The given processes that are running."""
     found = {}
     for role, (pid, born, _) in processes.items():
         with contextlib.suppress(psutil.Error):

@@ -47,7 +47,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     told = set[str]()
 
     def look() -> None:
-        """Name processes that a signal has stopped, without which this call would wait in
+        """Name processes that a signal has stopped. Otherwise this call would wait for them in
         silence.
         """
         for fault in (
@@ -72,7 +72,7 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     try:
         process_record.write(folder, process_record.known(folder))
         if "superlink" not in running:
-            # ServerApps of a SuperLink that died: they still hold their runs
+            # ServerApps of a SuperLink that died still hold their runs
             end(started_under(folder.flower_home))
         _check_ports(settings, running)
         start(folder, "superlink", running, started)
@@ -112,10 +112,10 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
 
 
 def _check_ports(settings: Settings, running: Iterable[str]) -> None:
-    """Refuse to start processes whose ports another program has.
+    """Refuse to start processes if another program uses one of their ports.
 
     Raises:
-        RunError: one is taken.
+        RunError: a port is in use.
     """
     ports = {"superlink": settings.local_port}
     ports |= {f"{node.name}-supernode": node.port for node in settings.nodes}
@@ -161,8 +161,8 @@ def _answers(folder: DeploymentFolder, name: str) -> bool:
 def start(
     folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]
 ) -> None:
-    """Start the process of a role, record it and add the role to `started`, unless it is among the
-    running ones.
+    """Start the process of a role, record it and add the role to `started`. A running process is
+    left alone.
 
     Raises:
         RunError: the record cannot be written; the process is then ended.
@@ -221,10 +221,10 @@ def _wait(
     every: float = 0.1,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until `ready`; restart processes that have ended since they were found running, and
-    refused SuperNodes.
+    """Wait until `ready` returns true. Meanwhile restart refused SuperNodes, and processes that
+    were found running but have ended since.
 
-    `look` is called each time before `ready` is.
+    `look` is called before each call of `ready`.
     """
     deadline = time.monotonic() + _STARTUP_S
     while True:
@@ -233,7 +233,7 @@ def _wait(
             return
         running = process_record.running(folder)
         for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
-            if role in started:  # another role was found running, but was about to end
+            if role in started:  # the others were found running, but about to end
                 pid, _, since = process_record.read(folder)[role]
                 if not refusal(folder, role, since):
                     said = tail(process_record.output_of(folder, role, since))

@@ -64,7 +64,7 @@ def _ledger(node: NodeFolder) -> str:
             f"the clock says {now[:19]}, but a row was written at {newest[:19]}: set the clock"
         )
     paused = "; PAUSED" if record.paused is not None else ""
-    return f"{len(rows)} releases, {len(record.rows)} rows, the clock is after them{paused}"
+    return f"{len(rows)} releases, {len(record.rows)} rows, all earlier than the clock{paused}"
 
 
 def _disk(node: NodeFolder) -> str:

@@ -20,7 +20,8 @@ from simulations.shell import JsonOption, print_json
 
 _out = Console(soft_wrap=True, emoji=False)
 DigestArgument = Annotated[
-    str, typer.Argument(metavar="DIGEST", help="The request's digest, at least 8 digits of it.")
+    str,
+    typer.Argument(metavar="DIGEST", help="The request's digest, or at least its first 8 digits."),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", help="The reason, for the record.")]
 
@@ -120,11 +121,11 @@ def approve(
         float | None, typer.Option(help="Epsilon that this work may cost, at the budget's delta.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(help="Last day of the approval, UTC, as 2027-12-31.")
+        str | None, typer.Option(help="Last day of the approval (UTC), such as 2027-12-31.")
     ] = None,
     purpose: Annotated[str, typer.Option(help="The purpose, for the record.")] = "",
 ) -> None:
-    """Let a requested work run; any change of it is another request."""
+    """Let requested work run; any change of the work is another request."""
     from fedlgm_nodes.deploy.pages import counted
     from fedlgm_nodes.service.account import affordable
 
@@ -156,7 +157,7 @@ def approve(
 
 
 def deny(folder: NodeArgument, digest: DigestArgument, reason: ReasonOption = "") -> None:
-    """Refuse a requested work, also one that was approved."""
+    """Refuse requested work, even if it was approved before."""
     with _open(folder) as (_, _, record):
         request = record.find(digest)
         record.append("deny", work=request["work"], reason=reason)
@@ -167,7 +168,7 @@ def pause(folder: NodeArgument, reason: ReasonOption = "") -> None:
     """Make no release until `fedlgm node resume`; the service keeps running."""
     with _open(folder) as (_, _, record):
         record.append("pause", reason=reason)
-    _say("paused: the next question is refused; a release that has begun still ends")
+    _say("paused: the next question is refused; a release that has begun is completed")
 
 
 def resume(folder: NodeArgument) -> None:

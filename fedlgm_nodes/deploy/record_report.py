@@ -22,14 +22,16 @@ def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
     """Sizes of ledger and record, and the releases that only the ledger has.
 
     Raises:
-        LedgerError: the record states a release that the ledger does not have, or has otherwise.
+        LedgerError: the record states a release that the ledger does not have, or that differs in
+            the ledger.
     """
     rows, heads = ledger.rows(), record.release_heads()
     for release, head in heads.items():
         if ledger.head_at(release) != head:
             raise LedgerError(
-                f"the record states release {release}, and the ledger {ledger.path} has another "
-                "one or none: one of them was replaced; restore both from one backup"
+                f"the record states release {release}, but the ledger {ledger.path} has a "
+                "different release or none: the record or the ledger was replaced; restore both "
+                "from the same backup"
             )
     return {
         "releases": len(rows),
@@ -79,7 +81,7 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
 
 
 def _decisions(record: Record) -> Iterator[dict[str, Any]]:
-    """The rows that are neither a release nor a refusal. The row of a policy states what the policy
+    """The rows that are neither releases nor refusals. A policy's row states what the policy
     changed.
     """
     before: dict[str, Any] = {}

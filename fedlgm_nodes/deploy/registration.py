@@ -78,7 +78,10 @@ class Registration(BaseModel):
             return "its bounds or noise are not those that were registered"
         least = self.multipliers[question.round - 1]
         if not plan.effective_multiplier >= least * _ROUNDING:
-            return f"its plan has a noise multiplier of {plan.effective_multiplier:.6g}, {least:.6g} was registered"
+            return (
+                f"its plan has a noise multiplier of {plan.effective_multiplier:.6g}, "
+                f"but {least:.6g} was registered"
+            )
         return ""
 
 

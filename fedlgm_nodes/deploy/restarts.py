@@ -14,7 +14,7 @@ from fedlgm_nodes.deploy.processes import start
 from simulations.engines.flower_processes import end, started_under
 
 _SUPERVISE_S = 5.0
-_LARGEST_LOG = 10 << 20  # bytes of a log; the previous log may have as many
+_LARGEST_LOG = 10 << 20  # largest size of a log in bytes, and of the previous log
 
 
 class Supervisor:
@@ -23,8 +23,9 @@ class Supervisor:
 
     Args:
         folder: the deployment's folder.
-        say: called with a line for each process that has ended, once until it is found running. A
-            SuperNode that the SuperLink refuses is tried again without a line.
+        say: called with a line for each process that has ended. The line is repeated only if the
+            process has been found running in between. A SuperNode that the SuperLink refuses is
+            tried again without a line.
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:

@@ -52,7 +52,7 @@ ENDED = "ended"
 TOLD = "nodes.log"  # progress lines, among the run's private files
 ATTEMPT = "attempt.json"  # the open attempt at a round, among the run's private files
 _POLL_S = 0.2
-REPORT = "nodes.jsonl"  # what became of each round's questions
+REPORT = "nodes.jsonl"  # outcome of each round's questions
 
 
 class _NodesData(RunData):
@@ -102,8 +102,8 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
     elif recipe.data.standardise is not None:
         raise ConfigError(
             "data.standardise: real nodes read their own rows, which this recipe does not "
-            "standardise: standardise the rows of all nodes and the test rows with the same public "
-            "figures, and leave it out, or use data.name = 'table'"
+            "standardise: standardise the rows of all nodes and the test rows with the same "
+            "public figures, and leave this key out, or use data.name = 'table'"
         )
     own = recipe.deployment or Deployment()
     if own.one_node_per_person and recipe.unit == "client" and recipe.relation != "replace-one":
@@ -163,10 +163,11 @@ def _check_overlap(recipe: Recipe, own: Deployment) -> None:
 
 
 def _public_table(recipe: Recipe) -> Data:
-    """A table as the server of real nodes reads it: only the public test rows, from which columns,
-    classes and figures become explicit. Each node compares them with its policy.
+    """A table as the server of real nodes reads it. The server has only the public test rows, which
+    give columns, classes and figures. Each node compares these with its policy.
 
-    Without test rows the recipe states them, and the server evaluates nothing.
+    Without test rows, the recipe states columns, classes and figures, and the server evaluates
+    nothing.
 
     Raises:
         ConfigError, DataError: the test rows cannot be used, or the recipe states too little.
@@ -190,7 +191,7 @@ def _public_table(recipe: Recipe) -> Data:
 
 
 def _check_stated(recipe: Recipe) -> None:
-    """Refuse a table without test rows whose recipe does not state what these rows would show.
+    """Refuse a table without test rows if the recipe does not state what test rows would show.
 
     Raises:
         ConfigError: see above; the message names the key.
@@ -212,7 +213,7 @@ def _check_stated(recipe: Recipe) -> None:
         ("run.patience", recipe.run.patience is not None),
     ):
         if problem:
-            raise ConfigError(f"{key}: takes public test rows: leave it out, {more}")
+            raise ConfigError(f"{key}: needs public test rows: leave it out, {more}")
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
 
     Args:
         assembly: objects of the run.
-        run: its label.
+        run: label of the run.
         done: number of finished rounds.
     """
     facts, method, plan = (
@@ -285,7 +286,7 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
 
 
 class NodesRecord:
-    """Record of the nodes in a run's private files, because it shows who took part.
+    """Record of a run's nodes. It is among the run's private files, because it shows who took part.
 
     Args:
         folder: the run's folder.
@@ -314,8 +315,8 @@ class NodesRecord:
         """Print a round's line."""
         if self._summed and not row["cohort"]:
             self.say(
-                f"round {row['round']} is void and moves nothing: no node may take part in it any "
-                "more"
+                f"round {row['round']} is void and leaves the model unchanged: no node may take "
+                "part in it any more"
             )
             return
         figures = f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
@@ -372,7 +373,7 @@ class NodesRecord:
             self.say(line)
         self.say(
             f"{done} of {rounds} rounds are done"
-            + (f"; {void} {are} void and moved nothing" if void else "")
+            + (f"; {void} {are} void and left the model unchanged" if void else "")
         )
 
 
@@ -476,9 +477,9 @@ def _settle_attempt(file: AttemptFile, folder: RunFolder) -> int:
     """Delete an attempt whose round is done, and return the number of rounds that are done.
 
     Raises:
-        LostAttempt: the attempt is not at the next round; or the ledger has later rounds, which
-            would be released again at no charge to the run, because they have the attempt's
-            identity.
+        LostAttempt: the attempt is not at the next round, or the ledger has later rounds. Later
+            rounds have the attempt's identity, so the run would release them again without a
+            charge.
     """
     done, last = folder.checkpoints.rounds(), 0
     if file.found is not None and file.found.round <= done:  # killed before it was deleted

@@ -1,5 +1,5 @@
-"""The process that holds the key for a deployment's questions and signs only those of registered
-runs.
+"""The process that holds the key for a deployment's questions and signs only questions of
+registered runs.
 
 A ServerApp runs its submitter's code as the SuperLink's user, so the submitter can read every key
 of this user. The signing key therefore belongs to another user, whose process answers on a Unix
@@ -102,7 +102,7 @@ class Signer:
             )
         if problem := registered.problem(question):
             raise RunError(problem)
-        if question.model == NO_MODEL:  # asks for keys; nothing is released by it
+        if question.model == NO_MODEL:  # such a question asks for keys and releases nothing
             return protocol.sign(self._key, "question", question.digest)
         content = protocol.digest(question.plan, question.model)
         key = (question.run, question.round, question.client)

@@ -42,7 +42,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import RunSummary
 
 APP = Path(__file__).parent / "app"
-# silence of a run after which Flower is asked for its status; a question costs a second
+# seconds of silence after which Flower is asked for a run's status; asking takes a second
 _SILENCE_S, _LONGEST_S = 20.0, 30.0
 # seconds after which the run's process is missed; SuperExec looks for tasks every second
 _START_S = 2.5
@@ -60,7 +60,7 @@ def run(
 
     Args:
         folder: the deployment.
-        recipe: the recipe; its number of clients becomes that of the enrolled nodes.
+        recipe: the recipe; its number of clients becomes the number of enrolled nodes.
         fresh: start a new run even if there is one of this recipe.
         say: called with each line of progress.
 
@@ -75,7 +75,7 @@ def run(
     watch = Watch(folder, say)
     clients = len(Enrolment.load(folder.enrolment_file))
     if recipe.federation.clients != clients:
-        say(f"federation.clients = {clients}: the enrolled nodes")
+        say(f"federation.clients = {clients}: the number of enrolled nodes")
     if recipe.run.seed is not None and not settings.test:
         say("run.seed is ignored: a deployed run draws its own keys")
     recipe = recipe_for_nodes(recipe, clients, test=settings.test)
@@ -166,8 +166,8 @@ def _stem(recipe: Recipe) -> str:
 
 
 def _next_name(stem: str, present: Iterable[str]) -> str:
-    """Name of a recipe's next run, after those that are present; a number is not used again for
-    another run.
+    """Name of a recipe's next run. Its number is above the numbers of all runs that are present,
+    and is not used for another run.
     """
     return f"{stem}-{max(map(number, present), default=0) + 1:03d}"
 
@@ -185,11 +185,11 @@ def _folder(folder: DeploymentFolder, recipe: Recipe, fresh: bool) -> RunFolder:
 
 
 def _new(folder: DeploymentFolder, stem: str, present: list[str], fresh: bool) -> str:
-    """Name of a run that begins. If another user registers runs, it is the newest run that has not
-    begun.
+    """Name of a new run. If another user registers runs, this is the newest registered run that has
+    not begun.
 
     Raises:
-        RunError: none is registered, or the signer does not answer.
+        RunError: no such run is registered, or the signer does not answer.
     """
     if os.access(folder.signer.runs, os.W_OK):
         runs = registered_runs(folder.signer.runs, stem)
@@ -211,15 +211,15 @@ def _follow(
     say: Callable[[str], None],
     watch: Watch,
 ) -> str:
-    """Pass on the run's lines until it has ended; returns Flower's status, or the ServerApp's word
-    that it has completed the run.
+    """Pass on the run's lines until the run has ended. Returns Flower's status, or the ServerApp's
+    own statement that it has completed the run.
 
     Raises:
         KilledError: see `Watch`; Flower itself notices it after a minute or more.
     """
 
     def pass_on() -> bool:
-        """Pass on new lines; whether there were any."""
+        """Pass on new lines, and return whether there were any."""
         nonlocal seen
         before, seen = seen, _pass_on(target, seen, say)
         return seen > before
@@ -231,7 +231,7 @@ def _follow(
             asked, silence = time.monotonic(), _SILENCE_S
         watch.look()
         ended = (file := target.private / ENDED).exists()
-        if ended and file.read_text() == f"{COMPLETED}\n":  # a question to Flower costs a second
+        if ended and file.read_text() == f"{COMPLETED}\n":  # asking Flower takes a second
             status = COMPLETED
         elif time.monotonic() - asked > (
             0.5 if ended else _START_S if watch.misses_app else silence

@@ -1,7 +1,8 @@
 """The processes of a deployment under a supervisor: units of systemd, and files of Docker Compose.
 
-Both come from one list of processes. Each process has a user of its own, sees only its own files,
-and may write only what it must. A process that holds keys or data has no network.
+Units and Compose files come from the same list of processes. Each process has a user of its own,
+sees only its own files, and may write only the files that it must write. A process that holds keys
+or data has no network.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ class Supervised:
         name: name of its unit.
         user: user who owns it.
         script: script that starts it.
-        reads: files beside the script that it reads.
-        public: files of the deployment that it reads, too.
-        writes: folders beside the script that it writes.
-        network: whether it has a network. Without one it has Unix sockets only.
-        shares: name of the process whose network it shares in containers; empty for its own.
+        reads: files that it reads, in the folder of its script.
+        public: other files of the deployment that it reads.
+        writes: folders in which it writes, in the folder of its script.
+        network: whether it has a network. Without a network it has only Unix sockets.
+        shares: name of the process whose network it shares in containers; empty if it has its own
+            network.
         hides: whether the processes of other users are hidden from it.
         after: unit that starts before it; empty if there is none.
-        memory: largest memory; empty for most of the machine's, if the amount of data decides.
+        memory: largest memory. It is empty if the amount of data decides; most of the machine's
+            memory is then allowed.
         low_port: whether it may listen on a port below 1024.
         port: port on which its container can be reached; 0 for none.
     """
@@ -70,7 +73,7 @@ class Supervised:
     port: int = 0
 
     def unit(self) -> str:
-        """Its unit of systemd, with this machine's paths."""
+        """The process's unit of systemd, with this machine's paths."""
         folder = self.script.parent
         writes = " ".join(_quote(folder / name) for name in self.writes)
         hardened = _HARDENED.format(
@@ -94,7 +97,7 @@ class Supervised:
         )
 
     def service(self, root: Path, place: str) -> str:
-        """Its service in a Compose file.
+        """The process's service in a Compose file.
 
         Args:
             root: folder of that file.
@@ -169,7 +172,7 @@ def node_processes(folder: DeploymentFolder, name: str, has_data: bool = False) 
     Args:
         folder: the deployment.
         name: name of the node.
-        has_data: whether its data lie in the node's own folder, as an example's do.
+        has_data: whether the node's data are in the node's own folder, as with `--example`.
 
     `ProtectProc` hides other users' processes from a unit: SuperNode and executor do not see the
     service, whose memory size reveals the amount of data. Containers hide them, too.
@@ -207,8 +210,8 @@ def node_processes(folder: DeploymentFolder, name: str, has_data: bool = False) 
 
 
 def write_units(draft: DeploymentFolder, final: DeploymentFolder, settings: Settings) -> None:
-    """Write a unit for each process, a Compose file into each node's folder and, for nodes on other
-    machines, one for the server.
+    """Write a unit for each process, a Compose file into each node's folder and, if nodes are on
+    other machines, a Compose file for the server.
 
     Args:
         draft: folder to write into.

@@ -1,4 +1,4 @@
-"""Names the processes of a deployment that have ended or stand still while a run goes on."""
+"""Names the processes of a deployment that end or are stopped while a run goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESUMES = "the same command, without --fresh, resumes the run"
 
 
 class KilledError(RunError):
-    """A process without which no run continues has ended."""
+    """A process that every run needs has ended."""
 
 
 class Watch:
@@ -32,7 +32,7 @@ class Watch:
 
     Args:
         folder: the deployment's folder.
-        say: called with a line for each process that has ended or stands still.
+        say: called with a line for each process that has ended or is stopped.
 
     Raises:
         KilledError: as in `look`.
@@ -49,15 +49,16 @@ class Watch:
         link = self._superlink
         if link is not None and not self._starters and _starts_apps(link):
             raise KilledError(self._no_starter(f"of the SuperLink (process {link.pid})"))
-        self._others = set(family)  # ServerApps of other runs among them
+        self._others = set(family)  # includes ServerApps of other runs
         self._app: psutil.Process | None = None
         self.misses_app = False
-        """Whether the run has no process: it has none yet, or one that ended before it took the
-        run's lock."""
+        """Whether the run has no process, because it has not started one yet, or because its
+        process ended before it took the run's lock.
+        """
         self.look()
 
     def look(self) -> None:
-        """Name what has ended or stands still, at most once a second.
+        """Name processes that have ended or are stopped, at most once a second.
 
         Raises:
             KilledError: the SuperLink, its SuperExec or the run's server process has ended.
@@ -133,9 +134,7 @@ def killed_message(pid: int | None) -> str:
 
 
 def superlink_of(folder: DeploymentFolder) -> psutil.Process | None:
-    """The SuperLink on this machine, whoever started it; None if there is none that this user can
-    see.
-    """
+    """The SuperLink on this machine, whoever started it; None if this user can see no SuperLink."""
     readable = os.access(folder.processes_file, os.R_OK)
     if (
         process := process_record.alive(
@@ -154,7 +153,7 @@ def superlink_of(folder: DeploymentFolder) -> psutil.Process | None:
 
 
 def is_called(process: psutil.Process, command: str) -> bool:
-    """Whether a process was started by the name of this command of Flower's and has not ended."""
+    """Whether a process is running and was started under the name of this Flower command."""
     with suppress(psutil.Error):
         return is_alive(process) and any(
             Path(word).name == command for word in process.cmdline()[:2]
@@ -163,7 +162,7 @@ def is_called(process: psutil.Process, command: str) -> bool:
 
 
 def _starts_apps(link: psutil.Process) -> bool:
-    """Whether the start script of a SuperLink leaves it to the SuperLink to start a SuperExec."""
+    """Whether a SuperLink starts its own SuperExec, as its start script requests."""
     with suppress(psutil.Error):
         return is_called(link, "flower-superlink") and "--isolation" not in link.cmdline()
     return False

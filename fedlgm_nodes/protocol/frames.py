@@ -23,8 +23,8 @@ from fedlgm.files import explain_failure
 from fedlgm.wire import npy as npy  # bodies of messages are written by it
 from fedlgm.wire import view
 
-HEADER_BYTES = 1 << 19  # a plan for a few thousand layers
-_LARGEST_ANSWER = 1 << 33  # bytes of its body
+HEADER_BYTES = 1 << 19  # enough for a plan with a few thousand layers
+_LARGEST_ANSWER = 1 << 33  # largest number of bytes in an answer's body
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
@@ -33,7 +33,8 @@ PREFIX_BYTES = _PREFIX.size
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
-# largest number of a body's bytes in one record; a part of one of Flower's arrays holds as many
+# Largest number of a body's bytes in one record. A part of an array in Flower's messages holds as
+# many.
 RECORD_BYTES = 5 << 20
 
 
@@ -200,8 +201,8 @@ def mask_bytes(data: bytes | memoryview, key: int) -> memoryview:
     them forever. A resumed run would send such content, since it sends the same model again.
 
     Raises:
-        FrameError: the length is not a multiple of four bytes, as it is for every array of numbers
-            in the .npy format.
+        FrameError: the length is not a multiple of four bytes. The length of an array of numbers in
+            the .npy format always is.
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
@@ -236,7 +237,8 @@ def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
     header.
 
     Raises:
-        FrameError: the records hold something else, or as for `mask_bytes`.
+        FrameError: the records hold something else, or the body has a length that `mask_bytes`
+            refuses.
     """
     parts = [records[wire.CONFIG][BODY]] if BODY in records.get(wire.CONFIG, ()) else []
     while BODY in records.get(f"{BODY}.{len(parts)}", ()):

@@ -22,7 +22,7 @@ from pydantic import AfterValidator
 
 from fedlgm.privacy.chain import digest as digest
 
-PROTOCOL = 5  # raised whenever what a question or an answer says changes
+PROTOCOL = 5  # raised whenever the content of questions or answers changes
 SUPPORTED = (PROTOCOL,)
 """Protocols in which a service answers and a server can ask, the newest first. Once `PROTOCOL` is
 raised, the previous number stays here. Nodes and server can then be upgraded in any order, if they
@@ -77,7 +77,8 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def record_of(kind: type[R], raw: Any) -> R | None:
-    """A record from plain values; None if they are not exactly its fields, each of its type.
+    """A record from plain values; None if the values are not exactly the record's fields with their
+    types.
 
     Example:
         >>> values = {"ledger": "a", "seq": 1, "head": "b", "signature": "c"}
@@ -110,7 +111,7 @@ class Question:
         nonce: 32 hexadecimal digits, which tie an answer to this question.
         service: public key of the node's service; no other service answers this question.
         expect: `Position.values` that the service signed earlier and must still recognise.
-        protocol: protocol in which it is asked.
+        protocol: protocol in which the question is asked.
     """
 
     run: str
@@ -209,8 +210,8 @@ def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
     """Whether the owner of `key` has signed the fields with `signature`, in the form that `sign`
     writes.
 
-    Spaces between the digits would let a sender make the signature arbitrarily long, and it may be
-    passed on in a header.
+    If spaces between the digits were accepted, a sender could make the signature arbitrarily long,
+    and signatures may be passed on in headers.
     """
     try:
         key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))

@@ -39,7 +39,7 @@ class Terms:
     Attributes:
         run: label of the run.
         round: number, from 1.
-        plan: digest of the requested release, for any model: plan and work.
+        plan: digest of the plan and the work of the requested release, whatever the model.
         threshold: least number of nodes in a sum (t).
         colluders: number of nodes that may collude with the server (m). The other t - m nodes add
             all the noise that counts.
@@ -118,8 +118,8 @@ class Advert:
 
     Attributes:
         client: the node's client number.
-        sealing: X25519 key by which others seal shares for it, 64 hexadecimal digits.
-        masking: X25519 key of its masks.
+        sealing: X25519 key with which other nodes seal shares for this node, 64 hexadecimal digits.
+        masking: X25519 key of this node's masks.
         signature: signature over terms, client and both keys by the service's Ed25519 key.
     """
 
@@ -157,7 +157,7 @@ class Advert:
         """Refuse keys with which no other node can agree on a secret.
 
         Raises:
-            RunError: one of the keys is such a key.
+            RunError: no secret can be agreed on with one of the keys.
         """
         for key in self.keys:
             shared_secret(new_secret(), key)
@@ -173,13 +173,13 @@ class Advert:
 
 
 class Cohort:
-    """The members of one attempt, whose adverts all hold.
+    """The members of one attempt. The adverts of all members are valid.
 
     Attributes:
         digest: name of the cohort. On a ring the digest covers the ring's shape. Nodes that compute
             another shape, or know no ring, therefore share neither secrets nor masks with these
             members.
-        complete: whether every member is every other's neighbour.
+        complete: whether any two members are neighbours.
 
     Args:
         terms: terms of the attempt.
@@ -228,7 +228,7 @@ class Cohort:
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Who shares secrets and masks with whom."""
+        """The neighbours of each member, with whom it shares secrets and masks."""
         return Neighbours(self.digest, self.adverts, self._shape)
 
     def __len__(self) -> int:
@@ -277,7 +277,7 @@ class Survivors(_Statement):
     Attributes:
         cohort: digest of the cohort.
         sharing: clients whose shares were handed out, in ascending order (U1).
-        answered: those whose vectors are summed (U2).
+        answered: clients whose vectors are summed (U2).
     """
 
     cohort: str

@@ -1,6 +1,4 @@
-"""Keys between two nodes, sealed shares and mask streams. Every primitive is that of
-`cryptography`.
-"""
+"""Keys between two nodes, sealed shares and mask streams, all by primitives of `cryptography`."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _NONCE_BYTES = 12
 _TAG_BYTES = 16
 SEALED_DIGITS = 4 * -(-(_NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES) // 3)
 """Length of two sealed shares in base 64."""
-_CHUNK = 1 << 18  # words of a mask that are made at once: they stay in the cache
+_CHUNK = 1 << 18  # words of a mask that are made at once, few enough to stay in the cache
 
 
 def new_secret() -> bytes:
@@ -93,12 +91,12 @@ def _associated_data(cohort: str, sender: int, receiver: int) -> bytes:
 
 
 def self_mask_key(seed: bytes, cohort: str) -> bytes:
-    """Key of a node's mask that its seed gives."""
+    """Key of the mask that a node derives from its own seed."""
     return derive_key(seed, "self", cohort)
 
 
 def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int) -> bytes:
-    """Key of the mask of two nodes, equal for both.
+    """Key of the mask that two nodes share. Both nodes derive the same key.
 
     The key includes their numbers, so a colluder who advertises a copy of another node's key shares
     no mask with that node.

@@ -1,10 +1,10 @@
 """Neighbours: the members of a cohort with whom a node shares its secrets and its masks.
 
-Up to 200 nodes everyone is everyone's neighbour. In larger cohorts the members stand on a circle,
-in an order that follows from the cohort's digest, and a node's neighbours are the nearest on either
-side. Every member computes them alone, so no message contains them. The page
-`docs/proofs/secure-sums.md` proves that a malicious server with colluders learns nothing but one sum
-of at least t - m honest nodes' vectors.
+In a cohort of up to 200 nodes, any two nodes are neighbours. In larger cohorts the members are
+arranged on a circle, in an order that follows from the cohort's digest. A node's neighbours are the
+nearest members on either side. Every member computes the neighbours itself, so no message contains
+them. The page `docs/proofs/secure-sums.md` proves that a malicious server with colluders learns
+nothing but one sum of at least t - m honest nodes' vectors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm_nodes.protocol.messages import sha256
 
 COMPLETE = 200
-"""Largest cohort in which everyone is everyone's neighbour whatever the threshold."""
+"""Largest cohort in which any two nodes are neighbours whatever the threshold."""
 _UNSAFE = 128
 """Bits of the probability that colluders lie too close together on the ring of one cohort. 40 bits
 remain after 2^88 cohorts that a server may try."""
@@ -36,8 +36,8 @@ class Shape:
 
     Attributes:
         reach: neighbours on either side of a node.
-        needed: shares that open a secret (u); a node's neighbours and the node itself hold one
-            each.
+        needed: number of shares that open a secret (u). A node's neighbours and the node itself
+            hold one share each.
         signers: least number of signers of a set of survivors among any `reach` consecutive
             members. One of them is honest, and shares a mask with the next.
         crowd: largest number of colluders among a node's neighbours.
@@ -50,7 +50,9 @@ class Shape:
 
     @classmethod
     def ring(cls, nodes: int, colluders: int, reach: int) -> Shape:
-        """Fewest shares and signers with which `reach` neighbours on either side are safe."""
+        """The safe shape with `reach` neighbours on either side that needs the fewest shares and
+        signers.
+        """
         crowd = _most(nodes - 1, colluders, 2 * reach, _UNSAFE, 2 * nodes)
         return cls(
             reach,
@@ -61,7 +63,7 @@ class Shape:
         )
 
     def complete(self, nodes: int) -> bool:
-        """Whether everyone is everyone's neighbour."""
+        """Whether any two members are neighbours."""
         return 2 * self.reach + 1 >= nodes
 
     def survives(self, nodes: int, drops: int) -> bool:
@@ -77,11 +79,11 @@ class Shape:
 
 @lru_cache(maxsize=64)
 def shape_of(nodes: int, threshold: int, colluders: int) -> Shape:
-    """The ring with the fewest neighbours. If the complete graph has no more than twice as many
-    neighbours, it is the complete graph.
+    """The ring with the fewest neighbours. If the complete graph has at most twice as many
+    neighbours, the result is the complete graph.
 
-    The ring stays safe with at least a tenth of the members as colluders, even if the noise counts
-    on fewer: the complete graph, too, hides single vectors from more colluders than the noise
+    The ring stays safe if up to a tenth of the members collude, even if the noise allows for fewer
+    colluders. The complete graph likewise hides single vectors from more colluders than the noise
     allows for.
 
     Example:
@@ -155,7 +157,9 @@ class Neighbours:
         return ""
 
     def _counts(self, clients: Collection[int], width: int) -> list[int]:
-        """Clients among the `width` members that begin at each place of the circle."""
+        """For each position on the circle, the number of `clients` among the `width` members that
+        begin there.
+        """
         size, there = len(self._circle), set(clients)
         width = min(width, size)
         ahead = (self._circle[place % size] in there for place in range(size + width))

@@ -72,7 +72,7 @@ class Weights:
         """The secret of 32 bytes.
 
         Raises:
-            RunError: the shares are not those of one such secret.
+            RunError: the shares do not belong to one such secret.
         """
         total = (
             sum(weight * int.from_bytes(shares[point]) for point, weight in self._weights.items())

@@ -16,8 +16,9 @@ STEPS = ("advertise", "share", "mask", "agree", "unmask")
 """The steps in order. The model travels with "mask", and no earlier step reads a node's data. If
 nobody drops out, "unmask" follows at once, without "agree"."""
 AHEAD = {"mask": "advertise", "unmask": "share"}
-"""Step -> step of the next round's attempt that the same message may ask for; neither needs the
-next model."""
+"""Step -> step of the next round's attempt that the same message may also ask for. The further step
+does not need the next round's model.
+"""
 NO_MODEL = sha256(b"")
 """Placeholder for the model in a question for a round whose model is not known yet."""
 WORDS = NoisedInShares.numbers
@@ -29,7 +30,7 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
     share its nonce.
 
     The model is not part of the terms, so that keys and shares can be exchanged before it is known.
-    Bounds and noise follow from the plan, so nodes have the same protection if they were sent
+    Bounds and noise follow from the plan, so nodes have the same protection even if they were sent
     different models.
 
     Args:
@@ -58,5 +59,5 @@ def terms_of(question: Question, plan: ReleasePlan) -> Terms:
 
 
 def texts(values: Mapping[int, str]) -> dict[str, str]:
-    """Texts by client, with the client numbers as texts, because JSON has no other keys."""
+    """Texts by client. The client numbers are also texts, because JSON has no other keys."""
     return {str(client): text for client, text in values.items()}

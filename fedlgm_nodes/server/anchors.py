@@ -1,6 +1,7 @@
 """Anchors of a run's releases, which its nodes sign as witnesses.
 
-All connected nodes are asked, whoever takes part in the round, so an anchor does not show who did.
+All connected nodes are asked, whether or not they take part in the round, so an anchor does not
+show who took part.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Checks of answers: signed by the enrolled service, for this question, within the plan, from a
-continued ledger.
+"""Checks of answers: their signature, their question, the bounds of the plan, and the position of
+the node's ledger.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AnswerCheck:
     Args:
         enrolment: mapping of nodes to clients.
         layers: the mechanism's view of the model's layers.
-        positions: JSON file of each node's ledger position; kept over runs, it detects nodes that
-            were restored.
+        positions: JSON file with each node's ledger position. It is kept over runs, so that nodes
+            that were restored are detected.
         test: whether to accept only answers of nodes made for tests, whose noise is known. If
             false, answers of such nodes are refused.
 
@@ -61,7 +61,9 @@ class AnswerCheck:
     def step_problem(
         self, step: str, question: Question, header: dict[str, Any], body: bytes
     ) -> Problem | None:
-        """The problem of an answer without numbers to a step of a secure sum; None if it counts."""
+        """The problem of an answer to a step of a secure sum, if the answer holds no numbers; None
+        if it counts.
+        """
         signature = str(header.pop("signature", ""))
         signed = protocol.verify(
             self._keys[question.client], signature, step, protocol.canonical(header)
@@ -120,7 +122,7 @@ class AnswerCheck:
             return Problem(f"its answer cannot be read: {error}")
         if values.shape != (plan.size,):
             return Problem(
-                f"its answer has {values.size} numbers where the plan releases {plan.size}"
+                f"its answer has {values.size} numbers, but the plan releases {plan.size}"
             )
         if why := self._positions.problem(question.client, position):
             return Problem(why, lasting=True)

@@ -49,8 +49,8 @@ class Need:
 def affordable_releases(
     link: NodeLink, enrolment: Enrolment, need: Need, seconds: float
 ) -> dict[int, tuple[int, str]]:
-    """For each connected node, the number of the needed releases that it can make, with the reason
-    for the limit.
+    """The number of the needed releases that each connected node can make, with the reason for the
+    limit.
 
     Nodes are omitted if they are not connected, do not answer in time or run an earlier version.
 
@@ -81,7 +81,7 @@ def require(
         needed: number of nodes that every round needs.
 
     Returns:
-        One line for each node that will drop out, if enough others remain.
+        One line for each node that will drop out, if enough other nodes remain.
 
     Raises:
         ConfigError: fewer nodes than the quorum can complete the run; the message gives the number

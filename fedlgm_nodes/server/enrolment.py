@@ -34,7 +34,8 @@ class Enrolment(BaseModel):
     Attributes:
         node: one entry per client, each with the digest of its SuperNode's public key (see
             `key_digest`) and the public key of its release service. A removed node leaves a gap in
-            the numbers of clients, since each of the other nodes' policies states its own number.
+            the numbers of clients, because the policies of the other nodes state these nodes'
+            numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

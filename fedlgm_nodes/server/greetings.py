@@ -1,11 +1,11 @@
 """Greetings for nodes that are connected but silent.
 
 A SuperNode sends waiting replies only after it has received a message. If a run ended while the
-node was receiving, the node sends that run's reply after the next message, whose own reply then
-waits for the message after it: the node stays one reply behind until it is restarted. A greeting
-makes it send its answer, and a node that is behind gets a greeting with every question. A node that
-answers a greeting before its next question is not behind but busy. The next time, the wait before
-its greeting is twice as long.
+node was receiving, the node sends that run's reply only after the next message. The reply to that
+message then waits for a further message, so the node stays one reply behind until it is restarted.
+A greeting makes such a node send its answer, and a node that is behind gets a greeting with every
+question. A node that answers a greeting before its next question is not behind but busy. The next
+wait before a greeting to it is twice as long.
 """
 
 from __future__ import annotations

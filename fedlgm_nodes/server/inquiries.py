@@ -1,4 +1,4 @@
-"""Questions to all connected nodes that cost them nothing, and their answers."""
+"""Questions to all connected nodes, which cost the nodes nothing, and the answers."""
 
 from __future__ import annotations
 

@@ -90,14 +90,14 @@ class NodeLink:
             content = content_of(part.header, key)
             content.update(models[id(part.model)])
             messages.append(self._message(part.client, content, part.message.metadata.group_id))
-        # Messages are sent one by one. A node sees its message at once, and would otherwise ask
-        # again and again for parts that are not there yet.
+        # Messages are sent one by one. A node sees its message at once. If messages were sent
+        # together, it would keep asking for parts that have not arrived yet.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
         return [{id_: key} if id_ else {} for id_ in sent]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
-        """Send greetings to clients that are online, and return the messages' ids, empty if one was
-        not accepted.
+        """Send greetings to clients that are online, and return the messages' ids. The id of a
+        message that was not accepted is empty.
         """
         messages = [self._message(client, content(), "hello") for client in clients]
         return list(self._runtime.push_messages(messages)) if messages else []

@@ -9,9 +9,8 @@ checked against the enrolment.
 * An answer counts once, if the node's release service has signed it as the answer to this very
   question.
 * A client without an answer is reported to the strategy as failed, with the reason: it counts as
-  zero, and the public
-denominator is unchanged. Below the quorum a round waits and asks again: the same question costs a
-node nothing, whereas a void round would waste budget.
+  zero, and the public denominator is unchanged. Below the quorum a round waits and asks again: the
+  same question costs a node nothing, whereas a void round would waste budget.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ from simulations.runs.folder import RunFolder
 from strategies.messages import NumberingGrid
 from strategies.nodes import OneNodePerClient
 
-_LOST = 1  # code of an error reply; Flower's own say nothing that fits
+_LOST = 1  # code of an error reply, because none of Flower's own codes fits
 FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid` as a strategy sees them, one per client, each of which repeats its
-    answers.
+    """The nodes of a `NodeGrid` as a strategy sees them: one node per client, and each node repeats
+    its answers.
     """
 
     repeats = True  # a node repeats its kept answer when it is asked again
@@ -204,7 +203,7 @@ class NodeGrid(NumberingGrid):
         late: int,
         started: float,
     ) -> None:
-        """Report a round: clients that count, and why the others do not."""
+        """Report a round: the clients that count, and why other clients do not count."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
         for those, why in group_by_reason(told.items()):

@@ -1,9 +1,9 @@
 """The open attempt at a round's secure sum on the server's disk, so that a killed server continues
 it free of charge.
 
-A node repeats its answers to the steps of one attempt, and is charged anew for another attempt. A
-resumed server therefore asks the questions of the open attempt again. The file holds their content
-before the step that depends on it:
+A node repeats its answers to the steps of one attempt, and is charged again for another attempt. A
+resumed server therefore asks the questions of the open attempt again. The content of these
+questions is in the file before the step that depends on it:
 
 * before any node is charged: the attempt's key, round, plan, model and clients, and the cohort's
   adverts and shares. A server that is killed earlier begins another attempt, which costs nothing;
@@ -43,16 +43,17 @@ class OpenAttempt(BaseModel):
     """An attempt whose nodes may have been charged.
 
     Attributes:
-        key: identity of the run's releases, by which the run's ledger and cohorts are repeated,
-            hexadecimal digits.
+        key: identity of the run's releases, hexadecimal digits. With the same identity, the run's
+            ledger and cohorts are repeated.
         round: number, from 1.
         plan: JSON text of its plan.
         model: SHA-256 of the global model.
-        nonce: the attempt's own key, which its questions share.
+        nonce: the attempt's own key, which is the same in all of its questions.
         clients: clients that are asked, ascending.
         lost: client -> why it takes no further part.
-        adverts: client -> plain values of its advert, of the cohort.
-        shared: client -> (receiver -> sealed shares, commitment), of all that shared their secrets.
+        adverts: client -> plain values of its advert, for the members of the cohort.
+        shared: client -> (receiver -> sealed shares, commitment), for all clients that shared their
+            secrets.
         sent: survivor -> its signature that it has sent its vector; empty until the set is fixed.
         total: sum of the survivors' masked vectors, 32-bit words.
     """

@@ -186,8 +186,8 @@ class Polling:
                 late += 1
                 name = self._enrolment[self._late.pop(id_)].name
                 self._say(
-                    f"{name} has answered an earlier round too late: charged there, not counted "
-                    "here"
+                    f"{name} has answered an earlier round too late: it was charged, and its "
+                    "answer does not count"
                 )
             elif id_ in owner:
                 key = owner[id_].keys.pop(id_, None)
@@ -246,7 +246,7 @@ class Polling:
         if told and part.client not in self._named:
             self._named.add(part.client)
             self._say(
-                f"{self._enrolment[part.client].name}: {why}; its operator should look at its "
+                f"{self._enrolment[part.client].name}: {why}; its operator should check its "
                 "processes"
             )
         if part.down_since is None:

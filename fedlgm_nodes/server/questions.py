@@ -44,8 +44,8 @@ class NodeQuestions:
 
 
 def signed_at(socket: Path, question: Question) -> str:
-    """The signature of a question, from the process that holds the server's key. If it has ended,
-    its supervisor or operator has a minute to start it again.
+    """The signature of a question, from the process that holds the server's key. If that process
+    has ended, its supervisor or operator has a minute to start it again.
 
     Args:
         socket: socket of that process.

@@ -77,10 +77,10 @@ class Asked:
         body: numbers of the accepted answer.
         lost: reason why there will be no answer.
         refused: whether its node has refused the question, and would refuse it again.
-        accused: client of the node that caused this node's refusal, as it says.
+        accused: client of the node that, by this node's statement, caused this node's refusal.
         down_since: time since which the node has been unable to answer.
-        why_down: reason why it is unable.
-        next_try, asked_at: times of the next message and of the last.
+        why_down: reason why the node is unable to answer.
+        next_try, asked_at: times of the next message and of the last message.
         greeted: whether the node was greeted since the last message.
     """
 
@@ -144,7 +144,7 @@ class RoundReport:
 
 
 def group_by_reason(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
-    """Names with one reason together, in the order of their first name.
+    """Names grouped by their reason. The groups have the order of their first names.
 
     Args:
         reasons: (name, reason) pairs.

@@ -42,7 +42,7 @@ class SecureSum:
 
     Attributes:
         lost: client -> reason why it no longer takes part.
-        crowd: number of colluders, at most, who can accuse one node of wrong shares.
+        crowd: largest number of colluders that can accuse one node of wrong shares.
     """
 
     def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
@@ -151,8 +151,8 @@ class SecureSum:
         """Take the vectors of an earlier process, which has called `answered`.
 
         Args:
-            sent: first part of its `summed`.
-            total: second part.
+            sent: first value of that process's `summed`.
+            total: second value.
 
         Raises:
             RunError: the sum has another size.
@@ -175,8 +175,8 @@ class SecureSum:
         return list(survivors)
 
     def sent(self) -> dict[int, str]:
-        """Signatures that all nodes have sent a vector, with which they unmask at once; empty if
-        one dropped out.
+        """Signatures which state that all nodes have sent a vector. With these signatures the nodes
+        unmask at once. Empty if a node dropped out.
         """
         return {} if self.survivors.dropped else dict(self._sent)
 
@@ -243,8 +243,8 @@ class SecureSum:
         of other nodes are tried.
 
         Raises:
-            VoidRound: there is no set of shares that belong together among the tried sets. For each
-                node that is not needed, at least one tried set leaves this node out.
+            VoidRound: in none of the tried sets do the shares belong together. For each node that
+                is not needed, at least one tried set leaves this node out.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
         # Nodes that have given wrong shares before come last.
@@ -268,8 +268,8 @@ class SecureSum:
     def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
-        """A client's secret, from some nodes' shares; and the reason why it is not the secret,
-        empty if it is.
+        """A client's secret, from some nodes' shares, and the reason why the result is not the
+        secret. The reason is empty if it is the secret.
         """
         survived = peer in self.survivors.answered
         expected = self._commitments[peer] if survived else self._cohort.adverts[peer].masking
@@ -297,8 +297,8 @@ class SecureSum:
     def _require(
         self, clients: Collection[int], what: str, answered: Collection[int] | None = None
     ) -> None:
-        """Refuse to continue with too few nodes. Nodes that `answered` need no masking key, and the
-        other nodes need no seed.
+        """Refuse to continue with too few nodes. If `answered` is given, enough nodes must hold
+        shares of the seeds of these nodes and of the masking keys of the other nodes.
         """
         if len(clients) < self.terms.threshold:
             void = (

@@ -1,5 +1,4 @@
-"""Real nodes behind a Flower Grid whose server sees only the sum of a round; each round is one
-secure sum.
+"""Rounds over real nodes in which the server sees only a sum: each round is one secure sum.
 
 A round takes four messages to each node. A round that the previous round has prepared takes two:
 the nodes exchange keys and shares for the next round in the messages in which they mask and unmask.
@@ -44,11 +43,13 @@ from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import Addresses, OneNodePerClient
 
 _RESTART_S = 2.0
-"""Time from the last node's shares to the next round, after which services may have restarted
-without their keys."""
+"""If more time passes between the last node's shares and the next round, services may have
+restarted and lost their keys.
+"""
 _NODE_BYTES = 480
-"""Size of one node's part, its signature and its advert, in the header of an "unmask" question that
-also asks for shares."""
+"""Size of one node's part (its signature and its advert) in the header of an "unmask" question that
+also asks for shares.
+"""
 _OTHER_BYTES = 2048
 """Size of the rest of the further question. A signed ledger position is the largest part of this
 rest."""
@@ -126,7 +127,7 @@ class SecureGrid(NodeGrid):
             self.polling.exclude(client, why)
         self._report(attempt.round, answered, lost, attempt.late, started)
         if void:
-            self._say(f"round {attempt.round} is void and moves nothing: {void}")
+            self._say(f"round {attempt.round} is void and leaves the model unchanged: {void}")
         values = centred(total).astype(np.float64)
         metrics = MetricRecord({wire.CLIENT_COUNT: len(answered), wire.DISCARDED: 0})
         arrays = ArrayRecord({wire.SUM: Array(**wire.fields(values))})
@@ -180,8 +181,9 @@ class _Attempt:
         answered: clients whose vectors are in it.
         lost: client -> why it takes no further part.
         guilty: client -> why it is left out of later rounds.
-        late: answers to earlier questions that came meanwhile.
-        next: the next round's attempt, prepared as far as its shares; None if it is not.
+        late: number of answers to earlier questions that came meanwhile.
+        next: the next round's attempt, for which shares have been exchanged; None if it is not
+            prepared.
     """
 
     def __init__(
@@ -215,8 +217,8 @@ class _Attempt:
         )
 
     def is_held(self, message: Message) -> bool:
-        """Whether every node still holds what it has shared; asked again if a node may have lost it
-        since.
+        """Whether every node still holds the secrets that it has shared. The nodes are asked again
+        if a node may have lost them since.
 
         Nothing has been charged yet, so that all nodes can exchange new keys. A node repeats its
         earlier answer, or gives new shares if an older store of the node was restored. Arguments as
@@ -237,8 +239,8 @@ class _Attempt:
         return False
 
     def resume(self, record: OpenAttempt, message: Message) -> str:
-        """Take over the attempt of an earlier process; the reason why it cannot be continued, empty
-        if it can.
+        """Take over the attempt of an earlier process. Returns the reason why the attempt cannot be
+        continued; empty if it can.
 
         The nodes are asked for their adverts once more. A node that has lost its keys makes new
         adverts, which are not used. No data are read, and nothing is charged. Only signed adverts
@@ -252,7 +254,7 @@ class _Attempt:
         try:
             self._adverts, self._shares = server.advertised(record.adverts), record.shared
             if self._adverts != list(record.adverts.values()):
-                return f"its cohort is no longer whole{reasons(server.lost)}"
+                return f"its cohort is no longer complete{reasons(server.lost)}"
             self._delivered = server.shared(record.shared)
             if record.sent:
                 server.resume(record.sent, record.total)
@@ -270,7 +272,7 @@ class _Attempt:
         return f"too few nodes still have its keys{reasons(gone)}"
 
     def _ask(self, model: str) -> None:
-        """Questions that name this model."""
+        """Make the questions that name this model."""
         question_to = partial(
             self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model
         )
@@ -385,8 +387,8 @@ class _Attempt:
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:
-        """The next round's attempt, which is to be prepared. None after the last round, if a node
-        is missing, or if its question cannot be signed.
+        """The next round's attempt, which is to be prepared. None if this is the last round, a node
+        is missing, or the attempt's question cannot be signed.
         """
         if self.round >= self._rounds or list(self._delivered) != self._clients:
             return None
@@ -422,8 +424,8 @@ class _Attempt:
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
-        """Header fields of a step that is asked ahead, where they differ from the fields of the
-        step that carries it.
+        """Header fields of a step that is asked ahead. Only fields that differ from the fields of
+        the step that carries it are given.
         """
         given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]
@@ -473,9 +475,7 @@ class _Attempt:
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
-        """Find each node whose accusers among its neighbours are more than the nodes that may
-        collude.
-        """
+        """Find each node that more of its neighbours accuse than nodes may collude."""
         for client, count in Counter(accused).items():
             if client in self._questions and count > self.server.crowd:
                 self.guilty[client] = (

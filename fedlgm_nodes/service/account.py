@@ -40,10 +40,12 @@ class Account:
         return self._ledger.epsilon(budget.delta, protected(budget), further)
 
     def price(self, run: str, round: int, request: Request) -> privacy.DpEvent:
-        """The charge of a release that caps, rounds apart and budget allow.
+        """The charge of a release, if the caps, the least separation of rounds and the budget allow
+        it.
 
         Raises:
-            Refusal: caps, rounds apart or budget do not allow the release; the reason says which.
+            Refusal: a cap, the least separation of rounds or the budget does not allow the release;
+                the reason says which.
         """
         budget = self._policy.privacy
         self._check_caps(run)
@@ -111,8 +113,8 @@ class Account:
         return event
 
     def _least(self, accountant: str) -> float:
-        """Noise multiplier of one release if as many releases as the policy allows together cost
-        the whole budget.
+        """Noise multiplier at which as many releases as the policy allows together cost the whole
+        budget.
         """
         budget, releases = self._policy.privacy, self._policy.ask.releases
         multiplier = privacy.calibrate(
@@ -125,12 +127,12 @@ class Account:
             if count >= most:
                 raise Refusal(
                     "budget-spent",
-                    f"this node makes at most {most} releases {per}, and has made them",
+                    f"this node makes at most {most} releases {per}, and has already made them",
                 )
 
     def _check_alone(self, request: Request) -> None:
-        """Refuse a release that alone costs more than the whole budget. The time and memory to
-        compose it would be in proportion to its cost.
+        """Refuse a release that alone costs more than the whole budget. Composing such a release
+        would take time and memory in proportion to its cost.
         """
         budget = self._policy.privacy
         alone = request.cost.least_epsilon(request.plan, budget.delta)
@@ -156,7 +158,7 @@ class Account:
             )
 
     def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        """(made, allowed, per what) of the caps on the number of releases."""
+        """(number made, number allowed, period in words) of each cap on the number of releases."""
         limits, ledger, today = self._policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
         return (
             (ledger.count(), limits.releases, "over its data set's life"),

@@ -1,8 +1,9 @@
 """The process that prices releases, and the service's connection to it.
 
-It holds the accountant and its libraries, more than half of what a service would take. Without
-questions it ends after some minutes, like the training process, from which it is apart: models of
-others run there. It reads the ledger and cannot write it; the service charges.
+It holds the accountant and its libraries, which would be more than half of a service's memory.
+Without questions it ends after some minutes, like the training process. It is separate from the
+training process, because other people's models run there. It reads the ledger and cannot write to
+it; the service charges.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class AccountingProcess(ChildProcess):
         return int(self._ask("affordable_releases", request, run, asked))
 
     def _ask(self, method: str, request: Request | None = None, *given: Any) -> Any:
-        """Call a method, on the ledger in the state in which the service holds it."""
+        """Call a method. The ledger must be in the state in which the service holds it."""
         if request is not None:  # the cost does not depend on the model, which may be large
             request = replace(request, model=np.empty(0, np.float32), text="")
         place = self._ledger.seq, self._ledger.head

@@ -1,10 +1,10 @@
 """Heads of other parties' chains that this node has signed as a witness.
 
 A server sends the head of its run's releases, and the node signs it. The node has no part in these
-releases: what it signs says only that this head existed then. It signs one head of a run's round
-and no earlier round afterwards, so a server cannot replace a chain under the same label. The record
-keeps the time of each signature, for anyone who suspects that a run was rewritten under another
-label.
+releases: what it signs says only that this head existed then. It signs only one head for each round
+of a run, and afterwards no head of an earlier round. A server therefore cannot replace a chain
+under the same label. The record keeps the time of each signature, for anyone who suspects that a
+run was rewritten under another label.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class AnchorRecord:
             head: head of the run's releases after this round.
 
         Raises:
-            Refusal: it is no head, another head of this round or a later round was signed, or the
-                record is full.
+            Refusal: the text is not a head, another head of this round was signed, a head of a
+                later round was signed, or the record is full.
         """
         if not re.fullmatch("[0-9a-f]{64}", head) or round < 1:
             raise Refusal("malformed", "an anchor needs a round and a head of 64 digits")
@@ -73,6 +73,8 @@ class AnchorRecord:
                 "anchor", f"this node has signed another head of this run, of round {last}"
             )
         if rows >= _MOST:
-            raise Refusal("anchor", f"this node signs at most {_MOST} heads, and has signed them")
+            raise Refusal(
+                "anchor", f"this node signs at most {_MOST} heads, and has already signed them"
+            )
         now = datetime.now(UTC).isoformat()
         database.execute("INSERT INTO anchors VALUES (?, ?, ?, ?)", (run, round, head, now))

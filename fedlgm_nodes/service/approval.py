@@ -1,4 +1,4 @@
-"""The approval of new work: what a question asks for, as one digest, and whether it may run."""
+"""The approval of new work: a digest of what a question asks for, and whether this work may run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATES = {
 
 
 class Approval:
-    """The gate before each new release, and the record of what passed it.
+    """The check before each new release, and the record of releases that passed it.
 
     Args:
         policy: the node's policy.
@@ -69,8 +69,8 @@ class Approval:
 
         Args:
             request: the question's content.
-            charged: whether a release may be charged already, which an approval whose epsilon is
-                used up still covers; the charge itself checks again.
+            charged: whether the release may have been charged before. An approval whose epsilon is
+                used up still covers such a release. The charge itself checks again.
 
         Raises:
             Refusal: the node is paused, or the work waits, was denied, or its approval has ended.

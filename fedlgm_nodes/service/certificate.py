@@ -18,7 +18,7 @@ def certify_node(folder: NodeFolder) -> bytes:
     """The statement in an envelope, signed by the key of the node's service.
 
     It names the releases by their cost, their number, and the runs that asked. It does not hold the
-    digest of the data, by which a reader could confirm a guess of them.
+    digest of the data, because with this digest a reader could confirm a guess of the data.
 
     Args:
         folder: the node's folder.

@@ -1,6 +1,7 @@
-"""A process of the service's own that ends without questions, and the service's connection to it.
+"""A child process of the service, which ends if it is asked nothing, and the service's connection
+to it.
 
-What it sends is read as JSON and numbers, and nothing of it is unpickled.
+What the process sends is read as JSON and numbers. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class EndedError(Exception):
-    """The process has ended, in order or not."""
+    """The process has ended, with or without an error."""
 
 
 class Child(Protocol):
@@ -57,7 +58,7 @@ class Answers(Protocol):
 
 
 def start(module: str, link: Connection) -> Child:
-    """Start a module in a Python of its own, which calls `main`."""
+    """Start a module, which calls `main`, in a Python process of its own."""
     command = [sys.executable, "-m", module, str(link.fileno()), str(os.getpid())]
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
@@ -127,7 +128,7 @@ class ChildProcess:
             raise Refusal(*header["refusal"])
         if "error" in header:
             kind, said = map(str, header["error"])
-            known = getattr(errors, kind, RunError)  # the module has other names, too
+            known = getattr(errors, kind, RunError)  # the module also has names that are not errors
             if not (isinstance(known, type) and issubclass(known, FedlgmError)):
                 known = RunError
             raise known(printable(said, _LONGEST_ERROR))
@@ -179,7 +180,7 @@ def serve(link: Connection, answers: Answers) -> None:
 
 
 def _end_with(service: int) -> None:
-    """End this process as soon as the service has: nobody else could use its answer."""
+    """End this process as soon as the service has ended, since nobody else could use its answer."""
     while os.getppid() == service:
         time.sleep(_LOOK_S)
     os._exit(1)

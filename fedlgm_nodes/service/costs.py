@@ -24,7 +24,7 @@ class WholeDataCost:
 
     The cost is accounted under replace-one and without amplification, since a reader of the reply
     knows that this node took part. Correlated noise spreads a participation over later rounds, so
-    the cost follows from the norm of its column of C.
+    the cost follows from the norm of the participation's column of C.
 
     Attributes:
         name: the unit's name.

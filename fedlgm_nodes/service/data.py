@@ -35,8 +35,9 @@ def read(section: Data, folder: Path) -> ClientData:
 
 
 def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted | None]:
-    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them: int64 if all
-    are whole numbers, else float32. `targets` gives them the form that a task takes.
+    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them. Targets are
+    int64 if all of them are whole numbers, else float32. `targets` gives them the form that a task
+    takes.
 
     Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
     are unchanged. The rows of people who count at other nodes are left out; the second value says
@@ -200,7 +201,7 @@ def _used_rows(
 
 
 def read_rows(path: Path, *text: str) -> libraries.DataFrame:
-    """A table's rows. In a CSV file the columns that are named, such as the targets, are text.
+    """A table's rows. In a CSV file the columns in `text`, such as the targets, are read as text.
 
     Raises:
         DataError: the file cannot be used.
@@ -216,7 +217,7 @@ def numbers(frame: libraries.DataFrame, features: Sequence[str]) -> np.ndarray:
     """Columns of numbers, and of lists of numbers, side by side, float64 [n, k].
 
     Raises:
-        DataError: there is none, or one holds something else, or gaps.
+        DataError: there is no column, or a column has gaps or holds something other than numbers.
     """
     remedy = "convert it, or list only the columns to use in data.features"
     columns = [

@@ -14,7 +14,8 @@ def on_order_to_stop(call: Callable[[], None]) -> None:
     """Call `call` once, in a thread, after SIGTERM or SIGINT; needs the main thread.
 
     A signal handler runs between two instructions of the main thread. If this thread holds a lock
-    that `call` takes, such as that of an event or of starting threads, the process would never end.
+    that `call` takes, such as the lock of an event or of starting threads, the process would never
+    end.
     """
     orders, arrived = os.pipe()
     os.set_blocking(arrived, False)

@@ -30,13 +30,13 @@ from fedlgm_nodes.service.ending import on_order_to_stop
 
 _HEARTBEAT_S = 20.0
 _TASKS = 4
-_LOOK_UP_S = 0.5  # seconds between looks for the order to stop, while work fills all places
+_LOOK_UP_S = 0.5  # seconds between looks for the order to stop, while no further task fits
 _log = logging.getLogger("fedlgm.executor")
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine, several at once, since one may wait for a
-    message forever.
+    """Takes tasks from a SuperNode on this machine. It takes several tasks at once, because one
+    task may wait for a message forever.
 
     Args:
         supernode: host:port of the SuperNode's Runtime API.

@@ -57,7 +57,7 @@ class NodeFolder:
     witness_file = Under("witness/seen.json")
     """The ledger's witness."""
     record_file = Under("state/record.jsonl")
-    """Requests, decisions, releases, refusals, policies and pauses, one row a line."""
+    """Requests, decisions, releases, refusals, policies and pauses, one row on each line."""
     record_witness = Under("witness/record.json")
     """Newest position of the record."""
     people_file = Under("state/people.json")
@@ -104,8 +104,8 @@ class NodeFolder:
             path: folder to make.
             values: values of the policy, see `fedlgm_nodes.policy_template.policy_text`.
             test_seed: for tests only: give the node the noise of a simulation with this seed.
-            signer: the node's service key, if other nodes' policies have to name it earlier; by
-                default a fresh one.
+            signer: the node's service key, if other nodes' policies had to name it before the
+                folder is made; by default a fresh key.
 
         Raises:
             ConfigError: an invalid value of the policy.
@@ -131,7 +131,7 @@ class NodeFolder:
                     (draft / name).mkdir(mode=mode, parents=True)
                 (draft / "run").mkdir(mode=0o750)
                 for name, mode in (("", 0o711), ("run", 0o750)):
-                    # whatever the operator's umask: the executor's group has to get there
+                    # the executor's group needs access, whatever the operator's umask
                     (draft / name).chmod(mode)
                 folder = cls(draft)
                 text = policy_text(path.name, values or {})
@@ -185,10 +185,9 @@ class NodeFolder:
         """The noise key, 32 bytes. Until the first release every start of the service creates a new
         key.
 
-        Anyone else who had made the key could have kept a copy, and could subtract all noise. The
-        ledger therefore records the digest of the key that its service makes, and no other key is
-        used. In particular, a key from a folder whose service was first started elsewhere is not
-        used.
+        If anyone else made the key, that party could keep a copy and subtract all noise. The ledger
+        therefore records the digest of the key that its service makes, and no other key is used. In
+        particular, a key from a folder whose service was first started elsewhere is not used.
 
         Args:
             ledger: the node's ledger, open for writing.
@@ -257,7 +256,7 @@ class NodeFolder:
         return Record(self.record_file, self.record_witness, identity, self._key("service.key"))
 
     def note_policy(self, record: Record, policy: Policy) -> None:
-        """Record the policy that the service enforces, if it is another one than before.
+        """Record the policy that the service enforces, if it differs from the previous policy.
 
         Args:
             record: the node's record.

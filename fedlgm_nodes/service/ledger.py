@@ -155,7 +155,7 @@ class NodeLedger:
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
-        """Head of the chain after `seq` releases; None if there are fewer."""
+        """Head of the chain after `seq` releases; None if there are fewer releases."""
         if seq == 0:
             return self.identity
         return self._one("SELECT head FROM releases WHERE seq = ?", seq)
@@ -186,8 +186,8 @@ class NodeLedger:
     def epsilon(
         self, delta: float, protected: str, further: privacy.DpEvent | None = None
     ) -> float:
-        """Epsilon at `delta` of all charges, and of one further release if given, by PLD (RDP:
-        noise in shares).
+        """Epsilon at `delta` of all charges, and of one further release if given, by PLD, or by RDP
+        for noise in shares.
 
         Args:
             delta: delta of the epsilon.
@@ -264,8 +264,8 @@ class NodeLedger:
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort, and the lasting name, which get no
-                other release (see `release_for`).
+            only_for: digests of the question and the cohort, and the lasting name. No other release
+                is made for these (see `release_for`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -298,8 +298,8 @@ class NodeLedger:
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Keep proof that this ledger is not the ledger for which its service has signed, so that
-        it will not open again.
+        """Record the proof that this ledger is not the ledger for which its service has signed. The
+        ledger then does not open again.
 
         The ledger does not open even if it has since grown longer than the signed ledger.
         """
@@ -366,8 +366,8 @@ class NodeLedger:
         _locked.add(_identity(os.fstat(self._lock)))
 
     def _require_held(self) -> None:
-        """Refuse to write if another file has taken the ledger's place, which another service could
-        lock and charge.
+        """Refuse to write if another file has replaced the ledger's file. Another service could
+        lock and charge that file.
 
         Raises:
             LedgerError: the file was replaced or removed, for example by a restored backup.

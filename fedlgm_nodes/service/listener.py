@@ -98,13 +98,13 @@ class Listener:
             reads = self._service.data_reads
             answer = await self._answer(ask, body, began)
             if ask.ask in STEPS and not ask.trains and reads == self._service.data_reads:
-                # such an answer does not depend on the data; four of them come before and after
-                # each vector
+                # such an answer does not depend on the data, and each vector needs four such
+                # answers
                 began = None
         except Refusal as refusal:
             if refusal.code == "slow":
-                # this refusal leaves at a time that the policy has set, whatever work has not ended
-                # by then
+                # the policy has set the time at which this refusal leaves, even if the work has not
+                # ended
                 began = None
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
             answer = Answer(refusal.header)
@@ -125,8 +125,8 @@ class Listener:
                 writer.write(answer.body)  # separately, because joining would copy it once more
                 await writer.drain()
         except (OSError, TimeoutError):
-            # a connection that is closed in order would keep the answer for as long as nobody reads
-            # it
+            # if the connection were closed in the usual way, it would keep the answer until someone
+            # reads it
             writer.transport.abort()
         finally:
             self._open -= 1
@@ -201,11 +201,11 @@ class Listener:
 
 
 def moment(elapsed: float, every: float, longest: float) -> float:
-    """Time after which `elapsed` seconds of work are answered: `every`, twice, four times ... as
-    long, or `longest`.
+    """Time at which the answer to `elapsed` seconds of work is sent: `every`, twice that time, four
+    times that time and so on, or `longest`.
 
-    The time of training depends on the number of examples. So few possible times reveal little
-    about this number. If `every` equals `longest`, there is only one possible time.
+    The time of training depends on the number of examples. Because few times are possible, they
+    reveal little about this number. If `every` equals `longest`, there is only one possible time.
 
     Example:
         >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]
@@ -239,8 +239,9 @@ def _listen(path: Path, group: str) -> socket.socket:
     """A listening socket that only the folder's user and group may connect to.
 
     Raises:
-        RunError: it cannot be made, or another service listens there. That one then holds a ledger
-            whose file was replaced, since the lock of one ledger keeps two services from running.
+        RunError: the socket cannot be made, or another service listens on it. That service then
+            holds a ledger whose file was replaced. Otherwise the ledger's lock would have kept this
+            service from running.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):

@@ -49,9 +49,9 @@ class Naming:
         """A name of the release that stays the same with another version of torch and another
         number of threads.
 
-        By the lasting name the service finds a release that was charged before, and its name. If
-        its answer may have left, such a release is not made again, because a last bit could differ
-        under the same noise.
+        With the lasting name, the service finds a release that was charged before, and the name of
+        that release. If the answer of that release may have left, the release is not made again,
+        because a last bit could differ under the same noise.
         """
         return self._digest(request, run, cohort, "lasting")
 

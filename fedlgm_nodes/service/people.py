@@ -1,16 +1,15 @@
-"""People whose data lie at several nodes: each person counts at one node, the others leave the
-person's rows out.
+"""People whose data lie at several nodes: each person counts at one node, and the other nodes leave
+out the person's rows.
 
-The operators agree outside on pseudonyms, and on the one node that uses a person's data. A node's
-policy names the column of pseudonyms, and a file with the pseudonyms of the people who count at
-other nodes. Their rows are dropped as the table is read, so nothing that is made of the data
-depends on them. Adding or removing a person then changes the data of one node only, and the
-person's epsilon is that of this node's ledger, for any number of nodes and runs.
+The operators agree outside of this library on pseudonyms, and on the one node that uses a person's
+data. A node's policy names the column of pseudonyms, and a file with the pseudonyms of the people
+who count at other nodes. Their rows are dropped as the table is read, so nothing that is made of
+the data depends on them. Adding or removing a person then changes the data of one node only, and
+the person's epsilon is the epsilon of this node's ledger, for any number of nodes and runs.
 
 That holds only if a person never moves. The node therefore records, from before its first release,
-who has counted here and who has counted elsewhere. It refuses data in which a person has changed
-sides. Nobody can check that the operators' lists agree: a person whom no list names counts at every
-node.
+who has counted here and who has counted elsewhere. It refuses data in which a person has moved.
+Nobody can check that the operators' lists agree: a person whom no list names counts at every node.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ class Counted:
         return digest("people elsewhere", *sorted(self.elsewhere))
 
     def settle(self, file: Path, released: bool) -> None:
-        """Keep who counts where, and refuse people who have changed sides since a release.
+        """Record who counts where, and refuse people who have moved between nodes since a release.
 
         Args:
-            file: the node's file of this.
+            file: the node's file that records who counts where.
             released: whether its ledger has releases.
 
         Raises:
@@ -71,8 +70,8 @@ class Counted:
         if moved := here & elsewhere:
             raise DataError(
                 f"data.people: {len(moved)} people who counted at this node are listed as counting "
-                "elsewhere, or the reverse; their releases at both nodes would add up: restore the "
-                "list, and leave out the rows of people for whom you cannot"
+                "elsewhere, or the reverse; their releases at both nodes would add up: restore "
+                "the list, and leave out the rows of people whose entry you cannot restore"
             )
         kept = {"here": sorted(here), "elsewhere": sorted(elsewhere)}
         write_durably(file, json.dumps(kept).encode())
@@ -82,7 +81,7 @@ def read_list(people: People, folder: Path) -> frozenset[str]:
     """The pseudonyms of the people who count at other nodes.
 
     Raises:
-        DataError: the file is missing, or a line is no pseudonym.
+        DataError: the file is missing, or a line is not a pseudonym.
     """
     file = path_of("data.people.elsewhere", folder / people.elsewhere)
     if not file.is_file():
@@ -103,8 +102,8 @@ def require_once(counted: Counted, rows: int) -> None:
     if rows > len(counted.here):
         raise DataError(
             f"data.people: {rows} rows of {len(counted.here)} people; with privacy.unit = 'example' "
-            "each person may have one: leave the others out, or protect all of the node's data "
-            "(privacy.unit = 'client')"
+            "each person may have one row: leave out the other rows, or protect all of the node's "
+            "data (privacy.unit = 'client')"
         )
 
 
@@ -122,8 +121,8 @@ def _checked(values: Iterable[object], where: str) -> list[str]:
     for number, value in enumerate(values):
         if not isinstance(value, str) or not _PSEUDONYM.fullmatch(value):
             raise DataError(
-                f"{where}: entry {number}, counted from 0, is no pseudonym of 64 hexadecimal digits "
-                "in lower case, as of a SHA-256"
+                f"{where}: entry {number}, counted from 0, is not a pseudonym of 64 hexadecimal "
+                "digits in lower case, such as a SHA-256"
             )
         checked.append(value)
     return checked

@@ -184,7 +184,7 @@ class Record:
         write_witness(self._witness, Seen(ledger, 0, ledger, 0))
 
     def note_policy(self, policy: str, values: dict[str, Any]) -> None:
-        """Record a policy, if it is another one than the newest.
+        """Record a policy, if it differs from the newest recorded policy.
 
         Args:
             policy: digest of the policy's file.
@@ -197,11 +197,11 @@ class Record:
             self.append("policy", policy=policy, values=values)
 
     def recorded(self, release: int) -> bool:
-        """Whether a release of the ledger has its row."""
+        """Whether the record has the row of a release of the ledger."""
         return release in self._releases
 
     def release_heads(self) -> dict[int, str]:
-        """Number of each recorded release -> head of the ledger's chain with it."""
+        """Number of each recorded release -> head of the ledger's chain after this release."""
         return dict(self._releases)
 
     def state(self, work: str) -> str:
@@ -222,10 +222,10 @@ class Record:
         return "approved" if most is None or used < most else "used up"
 
     def find(self, prefix: str) -> dict[str, Any]:
-        """The request whose digest is or begins with `prefix`, of at least 8 digits.
+        """The request whose digest begins with `prefix`, which has at least 8 digits.
 
         Raises:
-            LedgerError: no request has it, or several have.
+            LedgerError: no request has such a digest, or several requests do.
         """
         fits = [work for work in self.requests if len(prefix) >= 8 and work.startswith(prefix)]
         if len(fits) != 1:

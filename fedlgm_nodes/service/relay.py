@@ -1,9 +1,9 @@
 """Forwards bytes between Flower and a node's release service. It holds nothing private and imports
 no torch.
 
-The header of the service's frame travels as text in the message's config record, the model and the
-answer as bytes in such records. A malicious relay can lose or damage messages, but it cannot read
-data or make the service release more than its policy permits.
+The header of the service's frame travels as text in the message's config record. The model and the
+answer travel as bytes in such records. A malicious relay can lose or damage messages, but it cannot
+read data or make the service release more than its policy permits.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def make_client_app() -> ClientApp:
 
         flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
 
-    Its process is Flower's, started per message from uploaded code. Run the SuperNode as a user
-    that can only connect to the socket and cannot read the node's files.
-    `fedlgm_nodes.service.executor` needs no uploaded code.
+    Flower starts its process for each message, from uploaded code. Run the SuperNode as a user that
+    can only connect to the socket and cannot read the node's files. `fedlgm_nodes.service.executor`
+    needs no uploaded code.
     """
     app = ClientApp()
     handle: Callable[[Message, Context], Message] = _relay

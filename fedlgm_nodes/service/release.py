@@ -53,7 +53,7 @@ class Charged:
 
 
 class Releaser:
-    """The node's data and trainer, both resident.
+    """The node's data and trainer, which stay in memory.
 
     Args:
         policy: the node's policy.
@@ -78,7 +78,7 @@ class Releaser:
             node_data.targets(policy.data, data.y, tasks.get(name))
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
-        self._tried: tuple[str, str, bool] | None = None  # the work that `prepare` has tried
+        self._tried: tuple[str, str, bool] | None = None  # the work that `prepare` tried last
 
     def warm(self) -> None:
         """Take one step on the first example with a small model.
@@ -103,8 +103,8 @@ class Releaser:
     def understand(
         self, round: int, plan: str, work: Work, model: np.ndarray | None = None
     ) -> Request:
-        """Build the objects of a work and parse the plan of its release, which the policy admits;
-        without a model, for any model of this work.
+        """Build the objects of a work and parse the plan of its release, which the policy admits.
+        Without a model, the request is for any model of this work.
 
         Raises:
             Refusal: the question is malformed or not allowed; the reason does not depend on the
@@ -115,7 +115,11 @@ class Releaser:
         if model is None:
             model = np.zeros(layers.size, np.float32)
         elif len(model) != layers.size:
-            raise Refusal("model", f"{len(model)} numbers for a model of {layers.size} parameters")
+            raise Refusal(
+                "model",
+                f"the question brings {len(model)} numbers, but the model has "
+                f"{layers.size} parameters",
+            )
         elif not np.isfinite(model).all():
             raise Refusal("model", "the model holds NaN or Inf")
         request = Request(
@@ -156,7 +160,7 @@ class Releaser:
                     self.policy.data, torch.zeros(1, *targets.shape[1:], dtype=targets.dtype), task
                 )
                 _unit(request).try_on(trainer, model, x, y, request.plan)
-                # the vote is computed from losses in evaluation
+                # votes are computed from losses in evaluation mode
                 if cut_vote.asked_for(request.plan):
                     updates = torch.zeros(1, len(model))
                     self._votes(request).add_votes(updates, request.plan, model, [ClientData(x, y)])
@@ -204,7 +208,8 @@ class Releaser:
         def client_data(
             client: int,
         ) -> ClientData:  # it is called where an error in this node's data is caught
-            # a task of the operator's own could keep targets for others, or for its losses
+            # a task of the operator's own could keep targets, and use them for other targets or for
+            # losses
             task = fresh(job.task)
 
             def targets(y: Tensor) -> Tensor:

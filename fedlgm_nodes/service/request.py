@@ -1,4 +1,6 @@
-"""A question's content once it is parsed, and the plain values in which layers cross processes."""
+"""The parsed content of a question, and the plain values in which layers are passed between
+processes.
+"""
 
 from __future__ import annotations
 

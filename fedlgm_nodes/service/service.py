@@ -4,13 +4,13 @@ them.
     admit -> understand -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
     -> send it
 
-A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), each of which passes the
-same checks. Only "mask" reads data and is charged.
+A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`). Each step passes the same
+checks. Only "mask" reads data and is charged.
 
-The service makes one release at a time; `listener` runs it. It trusts no statement of a client
-process about the run, the round or the sender, but only the user that the kernel reports. It
-answers no question with figures without noise, except for the bounded update of central trust if
-the policy permits it.
+The service makes one release at a time. `listener` runs the service. It trusts only the user that
+the kernel reports, and no statement of a client process about the run, the round or the sender. Its
+answers hold no figures without noise, except for the bounded update of central trust if the policy
+permits it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Service:
             seed = folder.test_seed()
             if (seed is not None) != self._ledger.test:
                 raise LedgerError(
-                    "a ledger of private releases cannot be used in a test, nor a ledger of tests "
-                    "outside it"
+                    "a ledger of private releases cannot be used in a test, and a ledger of tests "
+                    "can be used only in tests"
                 )
             secret = folder.secret(self._ledger)
             self._record = folder.record(self._ledger.identity)
@@ -101,7 +101,7 @@ class Service:
         self.policy = policy
 
     def _follow_operator(self) -> None:
-        """Use the policy that `fedlgm node reload` has recorded since, if it has.
+        """If `fedlgm node reload` has recorded another policy since, use that policy.
 
         The record's row holds the policy, so a file that is being edited is never read.
         """
@@ -117,8 +117,8 @@ class Service:
 
     @property
     def data_reads(self) -> int:
-        """Number of times that the data were read. A question that needs them read again takes
-        longer with more examples.
+        """Number of times that the data were read. A question for which the data must be read again
+        takes longer with more examples.
         """
         return self._releaser.starts
 
@@ -405,7 +405,9 @@ class Service:
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
-        """Refuse to continue with a ledger that is older than one this service has signed."""
+        """Refuse to continue with a ledger that is older than a position that this service has
+        signed.
+        """
         if raw is None:
             return
         expected = protocol.record_of(Position, raw)
@@ -431,8 +433,8 @@ class Service:
         )
 
     def _earlier_answer(self, row: Row) -> bytes | None:
-        """The answer that release `row` sent; None if nothing can have been sent and it must be
-        made.
+        """The answer that release `row` sent; None if nothing can have been sent and the answer
+        must be made.
         """
         digest = self._ledger.answer_digest(row.seq)
         if digest is None:
@@ -449,8 +451,8 @@ class Service:
         )
 
     def _keep(self, row: Row, body: bytes) -> str:
-        """Keep an answer on disk, which may be sent only when the ledger allows it; returns its
-        digest.
+        """Keep an answer on disk, and return its digest. The answer may be sent only once the
+        ledger allows it.
         """
         digest = protocol.sha256(body)
         limit = self.policy.limits.kept_replies
@@ -522,7 +524,7 @@ class Service:
                 return self.afford(ask) if ask.ask == "afford" else self._respond(ask, body)
             except Refusal as refusal:
                 asked_by = "" if refusal.code == "unsigned" else self.policy.ask.server_key
-                if self._failed is None:  # otherwise this record may not be the right one
+                if self._failed is None:  # otherwise this record may belong to another ledger
                     self._record.refuse(refusal.code, refusal.why, asked_by, printable(ask.run, 80))
                 raise
         except LedgerError as error:
@@ -534,8 +536,9 @@ class Service:
             raise self._failed from error
 
     def _people(self) -> str:
-        """Keyed digest of the people who count elsewhere. It has a key because a server learns it,
-        and could otherwise compare it with the digests of lists with and without a person.
+        """Keyed digest of the people who count elsewhere. The digest has a key, because a server
+        learns it and could otherwise compare it with the digests of lists with and without a
+        person.
         """
         return self._releaser.people and self.folder.keyed_digest(self._releaser.people)
 

@@ -3,12 +3,12 @@ heartbeats.
 
 `flower-supernode` pauses three seconds after every poll without a message, and one second if a
 message is announced before its parts have arrived, so a round of a small model consists mostly of
-pauses. A SuperLink refuses a SuperNode that was killed until its heartbeats have been missing for a
-minute; with this program, for half a minute. Nothing else is changed: connection, authentication,
-messages and arguments are those of `flower-supernode`. The pause between polls is a tenth of the
-time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes to answer a
-poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would delay
-messages.
+pauses. If a SuperNode was killed, a SuperLink refuses it until its heartbeats have been missing for
+a minute. With this program, half a minute is enough. Nothing else is changed: connection,
+authentication, messages and arguments are those of `flower-supernode`. The pause between polls is a
+tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes
+to answer a poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would
+delay messages.
 
 The names that this module replaces are private to Flower and may change with any version, so other
 versions are refused.
@@ -26,7 +26,7 @@ from clients.flower_private import SOON_S, run_supernode, version_problem
 from fedlgm_nodes.protocol.messages import pause_after
 
 LONGEST_S = 3.0
-_REPLY_S = 0.05  # between looks for the reply in this process's memory
+_REPLY_S = 0.05  # seconds between looks for the reply in this process's memory
 _NEVER_CONNECTED = (
     "this SuperNode ended before it was connected; a SuperLink refuses (401) a key that is not "
     "registered, and a machine whose clock is more than 5 seconds ahead of the server's or 5 "

@@ -4,7 +4,7 @@ The service starts it, and starts it again when a question needs it. Without que
 some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
 names and charges; it parses every plan and work itself. The training process gets the noise key and
 the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
-numbers, and nothing of it is unpickled, because models and losses of others run in the process.
+numbers, and nothing is unpickled, because other people's models and losses run in the process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def start(link: Connection) -> Child:
 class TrainingProcess(ChildProcess):
     """The service's side.
 
-    A process that has ended is started again, once for each thing that is asked. The same release
-    has the same noise in the next process, so its numbers do not depend on how often it was made.
+    A process that has ended is started again, at most once for each call. The same release has the
+    same noise in the next process, so its numbers do not depend on how often it was made.
 
     Args:
         folder: the node's folder.
@@ -84,7 +84,7 @@ class TrainingProcess(ChildProcess):
             self.close()
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Request:
-        """The request that a question's parts make (see `Releaser.understand`).
+        """The request that is built from a question's parts (see `Releaser.understand`).
 
         Raises:
             Refusal: the question is malformed or not allowed.
@@ -120,7 +120,9 @@ class TrainingProcess(ChildProcess):
         self._current = None
 
     def _call_for(self, request: Request, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method for a request, in another process if the one that parsed it has ended."""
+        """Call a method for a request. If the process that parsed the request has ended, another
+        process is used.
+        """
         with self._explain_end():
             try:
                 return self._call_holding(request, method, *given)
@@ -187,8 +189,8 @@ class _Answers:
             counted.settle(folder.people_file, released)
         elif released and folder.people_file.exists():
             raise DataError(
-                "data.people: this ledger's releases count each person at one node, and without it "
-                "people would count at several: state it again"
+                "data.people: this ledger's releases count each person at one node, and without "
+                "data.people a person could count at several nodes: state it again"
             )
         self._releaser = Releaser(policy, data, digest, secret, test_seed)
         self._releaser.warm()

@@ -166,7 +166,8 @@ class SingleExamples(SingleExamplesCost):
                 problem = error
         if problem is not None:
             _log.error(
-                "the task does not take all targets of this node: others are left out",
+                "the task does not take all targets of this node: examples with other targets are "
+                "left out",
                 exc_info=problem,
             )
         return ClientData(inputs.take(data.x, list(taken)), torch.cat([like[:0], *taken.values()]))

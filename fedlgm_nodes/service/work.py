@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from fedlgm.mechanisms import Mechanism
     from fedlgm.training import LocalTraining
 
-_LONGEST = 4096  # characters of a name with its options
+_LONGEST = 4096  # largest number of characters of a name with its options
 # largest value of a learning rate and similar settings; JSON has whole numbers that no float holds
 _LARGEST = 1e30
-_LONGEST_MECHANISM = 16_384  # three numbers for each of two hundred layers
+_LONGEST_MECHANISM = 16_384  # enough for three numbers for each of two hundred layers
 
 
 class Table(BaseModel):
@@ -35,7 +35,7 @@ class Table(BaseModel):
     standardise: dict[str, list[float]] = {}
 
     def check(self, data: Data) -> None:
-        """Refuse a work that takes other columns, classes or figures than the policy's.
+        """Refuse a work whose columns, classes or figures differ from the policy's.
 
         The model would read one column as another, and no answer would show it.
 
@@ -117,8 +117,8 @@ class Work(BaseModel):
         return work
 
     def values(self) -> dict[str, Any]:
-        """Plain values. Without a table and people they are the same as in earlier versions. So the
-        names of releases and works, which are made of these values, are also the same.
+        """Plain values. Without a table and people, the values are the same as in earlier versions.
+        The names of releases and works are derived from these values, so they are also the same.
         """
         return self.model_dump(
             exclude={key for key in ("table", "people") if not getattr(self, key)}
@@ -180,8 +180,8 @@ class Work(BaseModel):
 
 @contextmanager
 def refuse_errors(what: str) -> Iterator[None]:
-    """Refuse the question for any error: names and options are the server's, or the model is the
-    operator's own.
+    """Refuse the question for any error. An error follows from the server's names and options, or
+    from the operator's own model.
 
     Raises:
         Refusal: the block raises any error.

@@ -1,4 +1,4 @@
-"""The objects that a node makes of the works that are asked of it.
+"""The objects that a node builds for the works that are requested from it.
 
     names and options -> mechanism, task, settings, layers -> trainer
 
@@ -53,8 +53,8 @@ class _Unit(Protocol):
 
 
 class Workshop:
-    """Makes the objects of a node's works, each once. It keeps the objects of the last few works,
-    and one trainer.
+    """Builds the objects of each of a node's works once. It keeps the objects of the last few
+    works, and one trainer.
 
     Args:
         policy: the node's policy.

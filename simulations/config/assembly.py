@@ -73,8 +73,8 @@ class Assembly:
             if isinstance(mechanism, PlansFromAnswers):
                 warnings.warn(
                     Notice(
-                        "the noise that rounds report is that of the common plan; each client spreads "
-                        "its own noise otherwise, at the same cost"
+                        "rounds report the noise of the common plan; each client spreads its own "
+                        "noise differently over the layers, at the same cost"
                     ),
                     stacklevel=2,
                 )

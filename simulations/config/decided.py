@@ -17,8 +17,9 @@ from simulations.config.recipe import Recipe
 _TRIED = 8  # number of public examples on which the compiled kernel is tried
 _BATCHES = 4  # number of batches of public examples for each client that is timed
 SIDE_BY_SIDE = 16
-"""Number of clients that a GPU trains at once; more lose more to padding than they gain
-(docs/results/gpu.md)."""
+"""Number of clients that a GPU trains at once. With more clients, padding costs more time than is
+gained (docs/results/gpu.md).
+"""
 
 
 def resolve_hardware(recipe: Recipe) -> Recipe:
@@ -109,9 +110,9 @@ def _refusal(assembly: Assembly) -> str | None:
     """Why the compiled kernel cannot train this run here; None if it trained on a few examples.
 
     The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md).
-    If it bounds single examples, it is faster for small models. So nothing is timed. The choice,
-    and with it the bits of a run, depend only on the recipe and on whether the machine has the
-    kernel.
+    If it bounds single examples, it is faster for small models. Nothing is therefore timed. The
+    choice, and with it the bits of a run, depend only on the recipe and on whether the machine has
+    the kernel.
     """
     section = assembly.recipe.training
     if assembly.model.device.type != "cpu":

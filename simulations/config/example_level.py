@@ -32,11 +32,11 @@ from fedlgm.wording import prefix_key
 from simulations.config.unit import ModelParts, Settings, UnitKind
 from strategies.server_optimizer import ResumableStep, ServerOptimizer, is_own, server_step
 
-if TYPE_CHECKING:  # every run reads its recipe here, and most do without the engine of examples
+if TYPE_CHECKING:  # every run loads this module, and most runs do not need the engine of examples
     from clients import ClientSource, LocalWork
     from fedlgm.training.example_level.trainer import ExampleTrainer
 
-_HUGE = 1e6  # noise multiplier beyond which epsilon does not fall any more
+_HUGE = 1e6  # noise multiplier above which epsilon no longer decreases
 MOST_PARAMETERS = 50_000
 """Size of the largest model for which "auto" lets the compiled kernel bound the examples. PyTorch
 is faster for larger models (docs/results/example-level.md)."""
@@ -47,7 +47,7 @@ _UNUSED: tuple[tuple[str, object, str], ...] = (
     ("training.vectorize", "off", "a client's examples are already trained together"),
     ("trainer", None, "the example-level engine trains"),
     ("training.compile", False, "the example-level engine is not compiled"),
-    ("federation.stragglers", 0.0, "every client makes all steps that are accounted for"),
+    ("federation.stragglers", 0.0, "every client must make all steps that the accounting counts"),
     ("run.audit", False, "canaries stand for clients"),
     (
         "privacy.noise",
@@ -59,7 +59,7 @@ _UNUSED: tuple[tuple[str, object, str], ...] = (
 _NO_DECAY = (
     "training.weight_decay",
     None,
-    "a client's upload is held to a cap that allows for no decay",
+    "the cap on a client's upload does not allow for decay",
 )
 
 
@@ -98,9 +98,9 @@ class ExampleLevel(UnitKind):
             self._check_steps(recipe)
         elif recipe.training.sampling_rate is None:
             raise ConfigError(
-                "training.sampling_rate is needed where clients noise their own steps: the "
-                "public probability with which each of a client's examples is in a step's "
-                "batch, the same for every client (how many examples a client has is private)"
+                "training.sampling_rate is needed where clients noise their own steps: the public "
+                "probability with which each of a client's examples is in a step's batch. It is "
+                "the same for every client, because the number of a client's examples is private"
             )
 
     def _check_steps(self, recipe: Settings) -> None:
@@ -135,7 +135,7 @@ class ExampleLevel(UnitKind):
         if (name != "sgd" and not is_own(name)) or federation.server_lr != 1:
             raise ConfigError(
                 "federation.server_optimizer and server_lr: a round is one step here, and "
-                "[training] says how it is made (optimizer, lr, momentum): leave them out"
+                "[training] defines this step (optimizer, lr, momentum): leave both out"
             )
 
     @override
@@ -145,8 +145,8 @@ class ExampleLevel(UnitKind):
     def sampling_and_steps(
         self, recipe: Settings, examples: int
     ) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampling_and_steps`; the unit is an example, by the server's count of
-        examples or within each client.
+        """See `UnitKind.sampling_and_steps`. The unit is an example. It is sampled from all
+        examples that the server counts, or within each client.
 
         Raises:
             ConfigError: a batch is larger than the training set.
@@ -165,8 +165,8 @@ class ExampleLevel(UnitKind):
             ), None
         if training.batch_size > examples:
             raise ConfigError(
-                f"training.batch_size = {training.batch_size} is more than the {examples} training "
-                "examples there are"
+                f"training.batch_size = {training.batch_size} exceeds the number of training "
+                f"examples, {examples}"
             )
         return Sampling("poisson", examples, training.batch_size / examples), None
 
@@ -208,7 +208,8 @@ class ExampleLevel(UnitKind):
             named = own or recipe.federation.server_optimizer
         if named and training.weight_decay:
             raise ConfigError(
-                "training.weight_decay is for training.optimizer: your own server step makes its own"
+                "training.weight_decay is for training.optimizer: your own server step applies "
+                "its own decay"
             )
         if named:
             return server_step(named, training.lr, training.momentum)
@@ -291,7 +292,7 @@ class ExampleLevel(UnitKind):
         )
 
     def _trainer(self, model: ModelParts, module: nn.Module) -> ExampleTrainer:
-        """A new trainer, in this module.
+        """A new trainer of this module.
 
         Raises:
             ConfigError: it cannot train the model; the message gives the reason.

@@ -15,8 +15,8 @@ _MOST = 9
 def chain(
     path: Path, locate: Callable[[Path, str], Path], kind: str
 ) -> list[tuple[Path, dict[str, Any]]]:
-    """A file and all files that it extends, directly or through others, each with its values; the
-    file itself is the last.
+    """All files that a file extends, directly or through other files, and then the file itself.
+    Each file comes with its values.
 
     Args:
         path: the file.

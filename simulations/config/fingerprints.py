@@ -1,7 +1,7 @@
 """Hashes by which a run recognises its Python objects in any process.
 
-An object's text often contains its address, which differs between processes, so it cannot serve as
-a hash.
+An object's text often contains its address, which differs between processes, so the text cannot
+serve as a hash.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def epsilon_of(recipe: Settings) -> float:
         recipe: the recipe; its `privacy.epsilon` is not used.
 
     Raises:
-        ConfigError: the recipe alone does not determine it.
+        ConfigError: the recipe alone does not determine epsilon.
 
     Example:
         >>> from simulations.config.recipe import load

@@ -67,8 +67,8 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
             step not in STEPS or recipe.federation.server_schedule is not None,
             (
                 f"a verifier repeats only server steps of plain vector arithmetic ({', '.join(STEPS)}, "
-                f"without a schedule), because the rounding of others, such as {step!r}, differs "
-                "between processors: set federation.server_optimizer"
+                f"without a schedule), because the rounding of other steps, such as {step!r}, "
+                "differs between processors: set federation.server_optimizer"
             ),
         ),
         (
@@ -86,15 +86,15 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
         (
             recipe.privacy.trust == "distributed" and recipe.sampling.rate < 1,
             (
-                "a certificate names who took part in a round, and the smaller epsilon of readers "
-                "counts on their not knowing it: set federation.rate = 1"
+                "a certificate names who took part in a round, but the smaller epsilon of readers "
+                "holds only if they do not know this: set federation.rate = 1"
             ),
         ),
         (
             run.beacon is not None and recipe.noised_by.uploads_released,
             (
-                f"under {recipe.privacy.trust} trust the clients draw the noise, so the server has "
-                "none to commit to: leave run.beacon out"
+                f"under {recipe.privacy.trust} trust the clients draw the noise, so the server "
+                "has no noise to commit to: leave run.beacon out"
             ),
         ),
         (

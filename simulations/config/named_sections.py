@@ -1,4 +1,4 @@
-"""The sections that name an object, whose options are their further keys."""
+"""Sections of a recipe that name an object. Their further keys are the object's options."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Data(_OpenSection):
     for name = "hf:owner/name". `labels` names the classes of both kinds of data, and `classes` is
     the number of a table's classes if they have no names. `standardise` is "test", which takes the
     mean and standard deviation of the public test rows, or it gives public figures by column: {age
-    = [50, 20]}. `categories` are the public categories of columns of text, and `fill` the public
-    values of gaps. `file` may be a pattern for one file of each site.
+    = [50, 20]}. `categories` are the public categories of columns of text, and `fill` gives the
+    public values that fill gaps. `file` may be a pattern for one file of each site.
 
     Example:
         >>> Data(name="digits", partition="dirichlet", alpha=0.1).options
@@ -111,9 +111,9 @@ class Model(_OpenSection):
     """[model]: name; further keys are options of the model. `seed` initialises it; default: the
     run's seed (or 0).
 
-    `weights` is a safetensors file that replaces the initial weights, for example that of a public
-    base model below adapters. Provenance holds the file's SHA-256. `adapters` are options of
-    `fedlgm.training.models.adapters.adapt`.
+    `weights` is a safetensors file that replaces the initial weights, for example by the weights of
+    a public base model below adapters. Provenance holds the file's SHA-256. `adapters` are options
+    of `fedlgm.training.models.adapters.adapt`.
 
     Example:
         >>> Model(name="mlp", hidden=[64]).options

@@ -29,18 +29,20 @@ _NAMING = {
     "data": "partition",
 }
 _TAKES_NONE = {*_NAMING.items(), ("statement", "searched")}
-"""Keys that have "none" as a value: a mechanism of this name, no search."""
+"""Keys for which "none" is a value: a mechanism of this name, or the statement that there was no
+search.
+"""
 
 
 def override(raw: dict[str, Any], texts: Overrides) -> None:
     """Set values in a recipe's plain values.
 
-    If the mechanism, the variant or the partition scheme changes, options that the new one does not
-    have are removed. If the model changes, all keys of [model] except `seed` are removed. `rate`,
-    `cohort` and `participations` of [federation] replace each other, and so do `epsilon` and
-    `noise_multiplier` of [privacy]. The title is removed if keys outside [run] change, because it
-    describes the recipe as written. A bundled recipe's seed is removed with its published data (see
-    `public_seed.drop`).
+    If the mechanism, the variant or the partition scheme changes, options that the new choice does
+    not have are removed. If the model changes, all keys of [model] except `seed` are removed.
+    `rate`, `cohort` and `participations` of [federation] replace each other, and so do `epsilon`
+    and `noise_multiplier` of [privacy]. The title is removed if keys outside [run] change, because
+    it describes the recipe as written. A bundled recipe's seed is removed with its published data
+    (see `public_seed.drop`).
 
     Args:
         raw: changed in place.
@@ -77,12 +79,12 @@ def override(raw: dict[str, Any], texts: Overrides) -> None:
 
 
 def lay_over(raw: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Lay the values of a later source, a file that extends the recipe or overrides, over a
-    recipe's plain values; see `override`.
+    """Lay the values of a later source over a recipe's plain values; see `override`. The source is
+    a file that extends the recipe, or overrides.
 
     Args:
         raw: changed in place.
-        layer: sections and values of the later source; None removes one.
+        layer: sections and values of the later source; None removes a value.
     """
     if layer.keys() - {"name", "run"}:
         raw.pop("title", None)  # the title described the recipe before the changes
@@ -168,7 +170,7 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
     replaced = frozenset() if replaced.isdisjoint(above) else replaced
     base = {key: value for key, value in below.items() if key not in replaced}
     if section == "data" and above.get("name", below.get("name")) != below.get("name"):
-        base.pop("pixels", None)  # other examples, another interval
+        base.pop("pixels", None)  # other examples have another interval
         # The new set is not a part of the previous set.
         if not str(above["name"]).startswith(f"{str(below.get('name')).partition('/')[0]}/"):
             base = {key: value for key, value in base.items() if key not in READING}
@@ -196,7 +198,9 @@ def _merge(section: str, below: dict[str, Any], above: dict[str, Any]) -> dict[s
 
 
 def _table(path: str) -> str:
-    """The form that sets a key of a key's table, which has several entries."""
+    """A hint for a path such as "section.key.entry", where the key holds a table: the override that
+    sets the whole table.
+    """
     section, _, rest = path.partition(".")
     key, _, entry = rest.partition(".")
     if not (section and key and entry):

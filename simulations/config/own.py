@@ -25,7 +25,7 @@ from simulations.config.fingerprints import array_digest, fixed_digest, module_d
 from simulations.config.named_sections import READING
 
 _OF_BUNDLED = ("dir", *READING)
-"""Keys of [data] for a bundled set's examples, independently of the clients that hold them."""
+"""Keys of [data] that select a bundled set's examples, whichever clients hold them."""
 
 _MEASURE = ("metrics", "evaluate")
 """Objects that measure a run without changing it."""
@@ -54,7 +54,7 @@ class Own:
         trainer: a class or function (module, layers, settings, *, device, task) ->
             `fedlgm.training.Trainer`.
         metrics: functions (outputs, targets) of the whole test set, by name. They measure a run
-            without changing it, so a resumed run may have others.
+            without changing it, so a resumed run may have other functions.
         evaluate: (round, module) -> figures of the released model by name; a resumed run may have a
             different function.
     """
@@ -132,8 +132,8 @@ class Own:
     def fingerprints(self, initial: nn.Module, division: Partition) -> dict[str, str]:
         """Hash of each object, by which a resumed run recognises it in any process.
 
-        The hash covers a model's initial weights, code and frozen values, data's arrays and
-        division, and the division that a partition makes.
+        The hash covers a model's initial weights, code and frozen values, the arrays and the
+        division of data, and the division that a partition makes.
 
         Args:
             initial: the run's model with its initial weights.
@@ -161,7 +161,7 @@ class Own:
 
 
 def _everyone(raw: dict[str, Any], clients: int) -> dict[str, Any]:
-    """Set a rate of 1 if a recipe for one client has none."""
+    """Set a rate of 1 if a recipe for one client states no rate."""
     federation = raw["federation"]
     return (
         {"rate": 1.0}

@@ -135,7 +135,7 @@ class Recipe(Section):
         """A recipe from plain values; the errors are those of `load`.
 
         Raises:
-            ConfigError: the values are not a mapping, or one is refused.
+            ConfigError: the values are not a mapping, or a value is refused.
         """
         if isinstance(obj, cls):
             return obj
@@ -171,7 +171,9 @@ class Recipe(Section):
 
     @property
     def units(self) -> str:
-        """Whom an attack on the run looks for, in the plural: people if the run states an overlap."""
+        """The units that an attack on the run looks for, in the plural: people if the run states an
+        overlap.
+        """
         return "people" if self.federation.overlap else f"{self.unit}s"
 
     @property
@@ -265,7 +267,7 @@ class Recipe(Section):
         return self.protects.relation(self)
 
     def with_values(self, **sections: Mapping[str, Any]) -> Self:
-        """The recipe with other values of keys in these sections, which are not checked.
+        """The recipe with other values of keys in these sections. The new values are not checked.
 
         Args:
             sections: new values by key, for each section.
@@ -278,8 +280,8 @@ class Recipe(Section):
         )
 
     def plain_values(self) -> dict[str, Any]:
-        """Plain values to change: without the epsilon that follows from a noise multiplier, as a
-        user writes them.
+        """Plain values to change, as a user writes them. An epsilon that follows from a noise
+        multiplier is left out.
 
         Example:
             >>> sorted(load("digits", ["privacy.noise_multiplier=2"]).plain_values()["privacy"])[:2]
@@ -324,7 +326,7 @@ def load(recipe: str | Path | None = None, overrides: Overrides = ()) -> Recipe:
         overrides: see `override`.
 
     Raises:
-        ConfigError: there is no such recipe, it is not TOML, or a key is unknown or a value wrong;
+        ConfigError: there is no such recipe, it is not TOML, a key is unknown, or a value is wrong;
             the message gives the key's path and the reason.
 
     Example:

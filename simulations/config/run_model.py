@@ -146,7 +146,7 @@ class RunModel:
         )
 
     def server_optimizer(self) -> ResumableStep:
-        """The server's step, afresh."""
+        """A new server step."""
         federation = self.recipe.federation
         with prefix_key("federation.server_optimizer"):
             object_or_name(

@@ -95,7 +95,8 @@ class RunPrivacy:
             return ""
         return (
             f"{examples:,} training examples, as the recipe states (data.train_images = "
-            f"{section.train_images}); no folder was read: a run refuses one with another number"
+            f"{section.train_images}); no folder was read: a run refuses a "
+            "folder with another number"
         )
 
     def start(self) -> Transcript:

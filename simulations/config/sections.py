@@ -18,8 +18,8 @@ from simulations.config.public_seed import PublicSeed
 from strategies import server_optimizer as server_optimizers
 
 _NOISE = ("independent", "banded", "square-root", "blt", "given")
-_LEAST_SHARE = 1e-12  # accountants fail on far smaller rates
-_LARGEST = 1e9  # float32 still multiplies with it
+_LEAST_SHARE = 1e-12  # accountants fail on much smaller rates
+_LARGEST = 1e9  # products with it stay finite in float32
 
 
 def _accountable(share: float) -> float:
@@ -62,7 +62,7 @@ class Federation(Section):
     `sampling`.
 
     With sampling = "allocation" every client takes part in exactly `participations` rounds of each
-    `block` of rounds (by default, of all rounds); they replace `rate` and `cohort`.
+    `block` of rounds (by default, of all rounds); these two keys replace `rate` and `cohort`.
 
     `users` is for privacy.unit = "user": the user of each client, numbered from 0, or the number of
     users, where client i belongs to user i mod users. `rate` and `cohort` then count users.
@@ -78,7 +78,7 @@ class Federation(Section):
     clients: Count
     users: Count | list[Annotated[int, Field(ge=0)]] | None = None
     overlap: Count | None = None
-    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # plans and costs are computed for each
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)]  # each round has its plan and its cost
     sampling: Scheme = "poisson"
     participations: Count | None = None
     block: Count | None = None
@@ -189,8 +189,8 @@ class Federation(Section):
 
     @property
     def share(self) -> float:
-        """Expected share of the clients in a round, from `rate` or `cohort`; if fixed, of a whole
-        number of clients.
+        """Expected share of the clients in a round, from `rate` or `cohort`. If the sampling fixes
+        the number of clients, this number is whole.
         """
         if self.participations is not None:
             return self.participations / self.block_rounds
@@ -203,9 +203,9 @@ class Federation(Section):
 class Training(Section):
     """[training]: local training of a client.
 
-    With example-level privacy whose noise the server adds, a round is one step: `batch_size` is the
-    expected Poisson batch, and `optimizer`, `lr`, `momentum` and `weight_decay` are those of the
-    step. If clients add the noise, every round has `steps` steps (default: `epochs` times 1 /
+    With example-level privacy and noise added by the server, a round is one step: `batch_size` is
+    the expected Poisson batch, and `optimizer`, `lr`, `momentum` and `weight_decay` are those of
+    the step. If clients add the noise, every round has `steps` steps (default: `epochs` times 1 /
     `sampling_rate`). Each step draws every example with the public probability `sampling_rate`, and
     the noisy sum is divided by `batch_size`. `exact_sums` sums the gradients of a batch in float64.
 
@@ -254,8 +254,8 @@ class Training(Section):
 
     @property
     def undecided(self) -> bool:
-        """Whether a run replaces some of its values when it starts, because trainers differ in the
-        last bits.
+        """Whether some values are "auto". A run replaces them when it starts, because trainers
+        differ in the last bits.
         """
         return "auto" in (self.vectorize, self.compile, self.kernel)
 
@@ -407,8 +407,8 @@ class Deployment(Section):
     """[deployment]: waiting times of a round for absent nodes (see
     `fedlgm_nodes.server.round.Patience`).
 
-    With `one_node_per_person` the epsilon is a person's, too: nodes whose policies do not say which
-    people count at other nodes refuse the run (see `fedlgm_nodes.service.people`).
+    With `one_node_per_person` the epsilon also holds for a person. Nodes whose policies do not say
+    which people count at other nodes then refuse the run (see `fedlgm_nodes.service.people`).
 
     Example:
         >>> Deployment(offline_seconds=10.0).give_up_seconds

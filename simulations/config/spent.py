@@ -1,5 +1,5 @@
-"""Runs on data with figures, such as a standardisation, from a private release that the run must
-pay for.
+"""Runs on data that hold figures of a private release, such as a standardisation. Such a run must
+pay for this release.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def method_beside(
             `spent`.
 
     Raises:
-        ConfigError: the run protects another unit, or clients that hold other data, or does not
+        ConfigError: the run protects another unit, its clients hold other data, or it does not
             consist of rounds with noise of a trusted server.
         PrivacyError: no budget is left for the training.
     """
@@ -93,7 +93,7 @@ def method_beside(
 def _remedy(plan: ReleasePlan) -> str:
     unit = plan.guarantee.unit
     if plan.facts.relation != _RELATION:
-        return f"runs under {_RELATION} count statistics (federation.sampling = 'poisson')"
+        return f"only runs under {_RELATION} can count statistics (federation.sampling = 'poisson')"
     if plan.facts.sampling.of is not None:
         return "standardise with public figures, or protect clients (privacy.unit = 'client')"
     return f"standardise with unit={unit!r}"

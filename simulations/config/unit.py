@@ -152,9 +152,10 @@ class UnitKind:
         flat: the mechanism with the same noise in every coordinate.
         mechanisms: unit for which its mechanisms are made.
         redraws: whether a repeated round may draw different participants.
-        of: the unit if each has several clients, see `Sampling.of`; None otherwise.
+        of: the unit if each unit has several clients, see `Sampling.of`; None otherwise.
         side_by_side: whether several clients can be trained at once.
-        keys: keys of a recipe, "section.key", that are unset unless the unit has them.
+        keys: keys of a recipe, "section.key", that recipes for this unit may set. Recipes for units
+            without such a key must leave it out.
     """
 
     verb: str
@@ -286,7 +287,7 @@ class UnitKind:
         """
 
     def words(self, cohorts: Sampling, facts: RunFacts) -> str:
-        """The units in a release, and their probability.
+        """The units in a release and the probability of each unit, in words.
 
         Args:
             cohorts: the choice of a round's clients.

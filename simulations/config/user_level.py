@@ -35,8 +35,8 @@ class UserLevel(ClientLevel):
             )
         if recipe.noised_by.uploads_released:
             raise ConfigError(
-                f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that noises "
-                f"its own update does not see those of its {self.of}'s other clients"
+                f"privacy.unit = {self.of!r} needs privacy.trust = 'central': a client that "
+                f"noises its own update does not see the updates of its {self.of}'s other clients"
             )
         if recipe.mechanism.variant != "sound":
             raise ConfigError(
@@ -82,8 +82,8 @@ class UserLevel(ClientLevel):
     def check_nodes(self, allocated: bool = False) -> None:
         raise ConfigError(
             f"privacy.unit = {self.of!r} is for simulations: a {self.of}'s updates are averaged "
-            "before they are bounded, and a real node sees only its own. Where one node holds all "
-            f"data of a {self.of}, use privacy.unit = 'client'"
+            "before they are bounded, and a real node sees only its own update. Where one node "
+            f"holds all data of a {self.of}, use privacy.unit = 'client'"
         )
 
     @override

@@ -95,8 +95,8 @@ class Engine(ABC):
         The block checks the run, while slow services start, and then calls `wait` and `serve`.
 
         Args:
-            assembly: the run's objects. Those that are served later may differ in the clients'
-                training, but not in data or model.
+            assembly: the run's objects. The objects that are served later may differ in the
+                clients' training, but not in data or model.
 
         Raises:
             ConfigError: the engine cannot serve this run.
@@ -107,7 +107,7 @@ class Engine(ABC):
         """Wait until the services are up, within a block of `start`.
 
         Raises:
-            RunError: one cannot start; nothing has been written yet.
+            RunError: a service cannot start; nothing has been written yet.
         """
 
     @abstractmethod

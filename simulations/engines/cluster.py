@@ -21,8 +21,9 @@ from fedlgm.files import explain_failure
 from simulations.engines.grid import require_memory
 
 left_behind = threading.Event()
-"""Set if something else stopped Ray and it does not end; Ray's handler at Python's exit would then
-hang, too."""
+"""Set if Ray was stopped from outside but does not end. Ray's handler at Python's exit would then
+also hang.
+"""
 _SERVERS = ("gcs_server", "raylet")
 _WORKER_GIB = 0.5  # memory of a worker that has imported everything, with a small model
 _LOOK_S = 0.2
@@ -45,8 +46,8 @@ def session(
     then: Callable[[], T],
     leave: Callable[[T], None] = lambda outcome: None,
 ) -> Iterator[Callable[[], T]]:
-    """Ray within a context. It starts in the background, which takes seconds, and is left at the
-    end.
+    """Ray within a context. It starts in the background, which takes seconds, and is shut down or
+    left at the end.
 
     If the caller has already started or joined Ray, this Ray is used and kept.
 
@@ -57,7 +58,8 @@ def session(
         leave: function that undoes `then` if Ray is kept.
 
     Yields:
-        Function that waits for the result of `then`, or raises its exception or that of `connect`.
+        Function that waits for the result of `then`, or raises the exception of `then` or of
+        `connect`.
     """
     ours = not ray.is_initialized()
     on_sigterm = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
@@ -77,8 +79,8 @@ def session(
         if ours:
             _settle(stopped, ray.shutdown)
 
-    # The kernel ends Ray's processes with the thread that started them; for a daemon Python does
-    # not wait at exit.
+    # The kernel ends Ray's processes with the thread that started them; Python does not wait for a
+    # daemon thread at exit.
     threading.Thread(target=live, name="ray", daemon=True).start()
 
     def ready() -> T:
@@ -104,8 +106,8 @@ def session(
 
 
 def _say_if_lost(over: threading.Event) -> None:
-    """Wait for the end, and say so if Ray's own processes end before: Ray then ends this process
-    without a reason.
+    """Wait for the end, and report if Ray's own processes end earlier. Ray then ends this process
+    without giving a reason.
     """
     alive = [process for process in psutil.Process().children() if _is_alive(process, *_SERVERS)]
     while not over.wait(_LOOK_S):
@@ -190,7 +192,7 @@ def _reach(address: str) -> None:
     """Check the address first, because Ray retries an address without a listener for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
-        return  # "auto" and client addresses: Ray knows
+        return  # Ray itself resolves "auto" and client addresses
     try:
         with socket.create_connection((host, int(port)), timeout=10):
             return

@@ -26,7 +26,8 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.trackers import Tracker
 
 APP = Path(__file__).resolve().parents[1] / "flower_app"
-_SILENCE_S = 60.0  # silence of the log about tasks after which the SuperLink is asked in any case
+# seconds without a line about tasks in the log, after which the SuperLink is asked
+_SILENCE_S = 60.0
 _TASK_ENDED = re.compile(rb"(?:Finished|Failed to finish) task")
 
 
@@ -107,12 +108,14 @@ def run_flower(
         config = _run_config(folder, supernodes, objects)
         folder.keys(folder.recipe().run.seed)
         file = config_file(folder.private / "flower.toml", config)
-        folder.diverged.forget()  # else the run that is resumed would seem to have ended
+        folder.diverged.forget()  # otherwise a resumed run would seem to have ended
         run_id = flwr.submit(APP, "--federation-config", federation, "--run-config", file)
         seen = len(folder.rows())
 
         def pass_on() -> bool:
-            """Pass on new rows; whether the ServerApp has completed the run, or seen it diverge."""
+            """Pass on new rows. Returns whether the ServerApp has completed the run, or seen it
+            diverge.
+            """
             nonlocal seen
             rows = folder.rows(private=True)
             for row in rows[seen:]:
@@ -160,7 +163,8 @@ def _run_config(folder: RunFolder, supernodes: int, objects: Path | None) -> dic
     }
     if recipe.run.seed is None:
         config["keys"] = (
-            # else server and clients would have different keys, and the run would not be repeatable
+            # otherwise server and clients would have different keys, and the run would not be
+            # repeatable
             path
         )
     if objects:

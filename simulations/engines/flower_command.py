@@ -73,7 +73,7 @@ class FlwrCommand:
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
         self.meanwhile: Callable[[], None] = lambda: None
-        """Called again and again while a command runs; an error from it ends the command."""
+        """Called repeatedly while a command runs. An error that it raises ends the command."""
 
     def text(self, *arguments: str) -> str:
         """Output of the command."""
@@ -153,7 +153,7 @@ def config_file(file: Path, config: Mapping[str, Any]) -> str:
     """Write the configuration of a run to a file, and return the file's name for
     `flwr run --run-config`.
 
-    On a command line Flower takes no quotes or emoji, which may be in a path.
+    On a command line Flower accepts no quotes and no emoji, but a path may contain them.
     """
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
     return str(file.resolve())
@@ -174,8 +174,8 @@ def reason(log: str) -> str:
 
 
 def first_exception(log: str) -> str | None:
-    """The first exception whose traceback a log holds, with the line that raised it; None without
-    one.
+    """The first exception whose traceback a log holds, with the line that raised it; None if there
+    is no exception.
 
     Python prints a cause before its consequence, and Ray prints an actor's error inside the error
     of the waiting process.

@@ -56,8 +56,9 @@ def make_server_app() -> ServerApp:
             recipe = folder.recipe()
             if recipe != asked:
                 raise FedlgmError(
-                    f"the run in {given} has a different recipe from the run config, by which its "
-                    f"clients would train: pass recipe='{given / 'recipe.toml'}', or the recipe "
+                    f"the run in {given} has a different recipe from the run config, and its "
+                    "clients would train by the run config: pass "
+                    f"recipe='{given / 'recipe.toml'}', or the recipe "
                     "and set that the run was started with"
                 )
         else:

@@ -62,13 +62,13 @@ def answers(superlink: str, context: ssl.SSLContext | None = None) -> bool:
     try:
         with direct.open(f"{superlink}/health", timeout=2):
             return True
-    except OSError as error:  # URLError is one
+    except OSError as error:  # URLError is an OSError
         reason = getattr(error, "reason", None)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise RunError(
                 f"the certificate of the SuperLink at {superlink} is not accepted "
                 f"({reason.verify_message}): if this machine's clock is right, make new "
-                "certificates; if the authority's is new, too, copy it to every node"
+                "certificates; if the authority's certificate is also new, copy it to every node"
             ) from error
         return False
 

@@ -16,8 +16,8 @@ from fedlgm import wire
 from fedlgm.errors import Notice, RunError
 from strategies.messages import NumberingGrid
 
-# how often one block may be lost beyond once per worker; how many workers in a row may fail to
-# start
+# How often one block may be lost, in addition to once per worker. Also how many workers in a row
+# may fail to start.
 RETRIES = 8
 
 
@@ -96,8 +96,8 @@ class Lost(Exception):
 
 
 class PoolGrid(WorkerGrid):
-    """Gives each worker the next block when it is free; a block whose worker is lost goes to
-    another worker.
+    """Gives the next block to a worker that is free. If a worker is lost, its block goes to another
+    worker.
     """
 
     def __init__(self, workers: int) -> None:

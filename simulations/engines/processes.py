@@ -60,7 +60,7 @@ class ProcessGrid(PoolGrid):
 
     def __init__(self, workers: int, assembly: Assembly, keys: KeyRing) -> None:
         super().__init__(workers)
-        self._busy: dict[Connection, int] = {}  # worker -> number of what it was asked for
+        self._busy: dict[Connection, int] = {}  # worker -> number of its message
         self._models: dict[
             Connection, ArrayRecord
         ] = {}  # worker -> the last model that it was sent
@@ -286,7 +286,7 @@ def _serve(line: Connection, assembly: Assembly, keys: KeyRing, parent: int) -> 
         model = model if same_model or arrays is None else arrays
         try:
             if app is None:
-                warnings.simplefilter("ignore")  # the driver has said it
+                warnings.simplefilter("ignore")  # the driver has shown these warnings
                 app = Served(assembly.client(keys, AnyClient()).as_app())
             reply, said = app.answer(metadata, config, model if same_model else arrays)
             answer = pickle.dumps((reply, said), protocol=5)

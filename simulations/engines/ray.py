@@ -32,11 +32,13 @@ from simulations.config.assembly import Assembly
 from simulations.config.own import Own
 from simulations.engines.grid import RETRIES, Lost, PoolGrid, Served
 
-# time for the first of several workers to start; the same on a machine that is busy with other work
+# time for the first of several workers to start, and this time on a machine that is busy with other
+# work
 _START_S, _BUSY_S = 180.0, 1800.0
 _SAY_S = 30.0  # time between two notices that no worker has started
 _BUSY = 2.0  # load per CPU above which a machine is busy
-_SAME = ("fedlgm", "torch", "numpy", "flwr")  # must have the same version on every machine
+# packages that must have the same version on every machine
+_SAME = ("fedlgm", "torch", "numpy", "flwr")
 # errors that mean the loss of a worker or its node, not a fault of its code
 _LOST = (RayActorError, OutOfMemoryError, ObjectLostError)
 
@@ -199,8 +201,8 @@ class RayGrid(PoolGrid):
         self._equip(slot)
 
     def _narrow(self, slot: int) -> None:
-        """Let workers train half as many clients at once as the worker that Ray ended for lack of
-        memory.
+        """Let workers train half as many clients at once as did the worker that Ray ended for lack
+        of memory.
         """
         if self._held[slot] is not self._arguments:
             # another worker ended before, and workers that start now already train fewer clients at
@@ -239,7 +241,7 @@ class RayGrid(PoolGrid):
             raise _cause(error) from error
 
     def _next(self, signals: list[ray.ObjectRef]) -> ray.ObjectRef:
-        """The first of these that is finished."""
+        """The first of these signals that is finished."""
         idle_for_good, begun = len(signals) == len(self._starting), time.monotonic()
         while True:
             finished, _ = ray.wait(
@@ -304,7 +306,7 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
         gpus: GPUs of the cluster; default: Ray's number.
 
     Raises:
-        RunError: the cluster has no GPU, or the device names one of several.
+        RunError: the cluster has no GPU, or the device names one of several GPUs.
     """
     if device.type != "cuda":
         return 0.0
@@ -318,5 +320,5 @@ def gpu_share(device: torch.device, workers: int, gpus: float | None = None) -> 
             f"training.device = 'cuda' needs a GPU for {workers} workers, but Ray has {gpus:g}: "
             "use --engine local, or training.device = 'cpu'"
         )
-    # So many on each GPU that all find a place; Ray counts ten-thousandths.
+    # The share is small enough for all workers to fit on the GPUs. Ray counts ten-thousandths.
     return math.floor(1e4 / math.ceil(workers / gpus)) / 1e4

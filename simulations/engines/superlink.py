@@ -44,11 +44,11 @@ def private_superlink(log: Path) -> Iterator[FlwrCommand]:
             # advance do not have it.
             "RAY_prestart_worker_first_driver": "0",
             "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # Else Flower joins whatever cluster was started last on this machine, with options that
-            # only a new one takes.
+            # Otherwise Flower would join the cluster that was started last on this machine, with
+            # options that only a new cluster accepts.
             "RAY_ADDRESS": "local",
-            # A user's model may come from a module beside their script: found there as it was found
-            # here.
+            # A user's model may come from a module beside the user's script. Flower's processes
+            # must find it as this process does.
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }  # fmt: skip
         command = [

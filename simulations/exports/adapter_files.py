@@ -88,7 +88,7 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The same of `LowRank` layers; other trained modules are saved completely."""
+    """The same for `LowRank` layers. Other trained modules are saved completely."""
     adapted = {name: child for name, child in model.named_modules() if isinstance(child, LowRank)}
     ranks = {name: child.rank for name, child in adapted.items()}
     alphas = {name: child.alpha for name, child in adapted.items()}

@@ -66,8 +66,8 @@ def load_model(run: Path | str, module: nn.Module | None = None) -> nn.Module:
             model or data as Python objects.
 
     Raises:
-        RunError: the folder is not a run's, the run is not finished, or its model is not the one in
-            its result.
+        RunError: the folder is not a run's, the run is not finished, or its model is not the model
+            of its result.
         ConfigError, DataError: the recipe's model cannot be made here, or `module` has other frozen
             values.
 
@@ -107,7 +107,7 @@ def model_metadata(
 
     Args:
         folder: the run's folder.
-        protection: what is stated of the model's protection; other keys are left out.
+        protection: values that state the model's protection. Other values in it are left out.
         recipe: the recipe that is stated (TOML).
         module: the model, if the metadata say whether it is linear.
     """
@@ -209,7 +209,7 @@ def export(
 
 
 def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str) -> None:
-    """Refuse to replace a file that is no export, such as a run's recipe, ledger or checkpoint."""
+    """Refuse to replace other files than exports, such as a run's recipe, ledger or checkpoint."""
     inside = (
         run.resolve() in target.resolve().parents and target.resolve() != (run / usual).resolve()
     )
@@ -221,7 +221,7 @@ def _refuse_other_files(target: Path, beside: Path | None, run: Path, usual: str
 
 
 def export_summary(file: Path, format: str, told: Metadata, beside: Path | None = None) -> Exported:
-    """A written file, with those metadata whose values are short."""
+    """The description of a written file. It has only the metadata with short values."""
     return {
         "file": str(file),
         "format": format,

@@ -26,7 +26,8 @@ class Predicted:
     """Predictions, one row for each row of the file.
 
     Attributes:
-        frame: for classes, the class and the probability of each; else the model's outputs.
+        frame: for classes, the predicted class and the probability of each class; otherwise the
+            model's outputs.
         columns: the columns that the model read, in the order of its inputs.
         ignored: further columns of the file.
         standardised: whether the model's file holds the constants that standardise the columns.
@@ -50,13 +51,13 @@ class Predicted:
         }
 
     def note(self) -> str:
-        """What the figures rest on, in words."""
+        """How the columns were standardised, and which columns were ignored, in words."""
         constants = (
             "standardised with the constants of the model's file"
             if self.standardised
             else (
-                "not standardised, because the model's file holds no constants: give them as the "
-                "model was trained"
+                "not standardised, because the model's file holds no constants: give columns as "
+                "the model was trained on"
             )
         )
         ignored = f"; ignored: {', '.join(self.ignored)}" if self.ignored else ""

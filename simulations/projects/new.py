@@ -68,7 +68,7 @@ def kind_of(name: str) -> Kind:
     """The kind of project of this name.
 
     Raises:
-        ConfigError: there is none; the message names similar ones.
+        ConfigError: there is no such kind; the message names similar kinds.
 
     Example:
         >>> kind_of("opacus").run
@@ -86,8 +86,8 @@ def protection_of(kind: str, unit: str | None = None, trust: str | None = None) 
 
     Args:
         kind: name of the kind.
-        unit: unit of protection; None takes that of the first protection that fits.
-        trust: trust model; None takes that of the first protection that fits.
+        unit: unit of protection; None takes the unit of the first protection that fits.
+        trust: trust model; None takes the trust model of the first protection that fits.
 
     Raises:
         ConfigError: the kind does not offer them; the message says what it offers.

@@ -18,7 +18,8 @@ _TRUSTS = {"central": "a trusted server", "local": "each client, before it sends
 
 def new(
     kind: Annotated[
-        str, typer.Argument(help="pytorch, hugging-face, flower, hospitals or opacus.")
+        str,
+        typer.Argument(help="Kind of project: pytorch, hugging-face, flower, hospitals or opacus."),
     ],
     folder: NewFolderArgument,
     unit: Annotated[str | None, typer.Option(help="Unit of protection: client or example.")] = None,

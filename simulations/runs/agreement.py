@@ -1,7 +1,8 @@
 """Checks that a finished run's summary states the privacy of its recipe and ledger.
 
-A summary is a plain file, and anyone who can write to the run's folder can change it. Readers of
-its epsilon make this check first, and take the guarantee's sentence from the recipe (`protection`).
+A summary is a plain file, and anyone who can write to the run's folder can change it. Code that
+reads its epsilon first makes this check, and takes the guarantee's sentence from the recipe
+(`protection`).
 """
 
 from __future__ import annotations
@@ -93,11 +94,11 @@ def check_summary(
 def check_rows(
     rows: Iterable[Mapping[str, Any]], recipe: Recipe, ledger: Ledger, where: str
 ) -> None:
-    """Refuse rows whose epsilon is below the epsilon of their round or below that of an earlier
-    row. Also refuse rows that lack figures or have another number of layers.
+    """Refuse rows whose epsilon is below the epsilon of their round, or below the epsilon of an
+    earlier row. Also refuse rows that lack figures or have another number of layers than the run.
 
     Only the first and the last epsilon are composed from the ledger. Between them, no row's epsilon
-    may be below that of the row before.
+    may be below the epsilon of the previous row.
 
     Args:
         rows: public rows of the run.

@@ -45,7 +45,7 @@ class Checkpoints:
     """The newest checkpoints of a run.
 
     Args:
-        path: folder of the checkpoints, made when there is one.
+        path: folder of the checkpoints, made with the first checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class Checkpoints:
         return sorted(self.path.glob("round-*.safetensors"))
 
     def heads(self) -> list[str]:
-        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has none or
+        """Heads of the ledger that the checkpoints hold; empty for a checkpoint that has no head or
         cannot be read.
         """
         return [_metadata(file).get("ledger_head", "") for file in self.files()]
@@ -98,7 +98,7 @@ class Checkpoints:
         meta |= {"keys": checkpoint.keys} if checkpoint.keys else {}
         target = self._file(transcript.rounds)
         try:
-            self.path.mkdir(exist_ok=True)  # removed by somebody, perhaps, to save space
+            self.path.mkdir(exist_ok=True)  # perhaps somebody removed it to save space
             with replacing(target) as partial:
                 save_file(
                     {name: t.contiguous().clone() for name, t in tensors.items()},
@@ -214,7 +214,7 @@ def model_digest(model: Tensor) -> str:
 def _damage_error(file: Path, problem: str) -> RunError:
     return RunError(
         f"the checkpoint {file} is damaged or was edited: {problem}; restore it from a backup, or "
-        "delete it, and the run continues from the one before"
+        "delete it, and the run continues from the previous checkpoint"
     )
 
 

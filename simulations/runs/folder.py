@@ -51,7 +51,7 @@ class Worker(NamedTuple):
     """The process that works on a run.
 
     Attributes:
-        pid: its number, in its own container if it is in one.
+        pid: its number. If it runs in a container, this is the number in the container.
         runs: whether it runs; otherwise it was killed.
     """
 
@@ -140,7 +140,9 @@ class RunFolder:
             raise ConfigError(f"{self.recipe_file} is not the recipe of a run: {error}") from error
 
     def labels(self) -> list[str] | None:
-        """Names of the classes, in the order of the model's outputs; None if the data have none."""
+        """Names of the classes, in the order of the model's outputs; None if the data have no
+        names.
+        """
         return (
             self.provenance.read().get("labels")
             or list(default_names(self.recipe().data.name))
@@ -285,7 +287,7 @@ class RunFolder:
             try:
                 file = held.enter_context((self.path / _LOCK).open("a"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                close_folder(self.private)  # a copy of the run's folder may have lost its modes
+                close_folder(self.private)  # a copy of the run's folder may have lost modes
             except BlockingIOError:
                 raise RunError(
                     f"another process is working on the run {self.path}: wait for it, or stop it"
@@ -315,7 +317,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return Worker(int(pid), True)
-            if file.read_text() == pid:  # otherwise the process has ended since
+            if file.read_text() == pid:  # otherwise the process has ended in the meantime
                 return Worker(int(pid), False)
         return None
 
@@ -469,7 +471,7 @@ class RunFolder:
         """The summary of a finished run for its operator, after `verify`; None if the run is not
         finished.
 
-        Its checkpoints may have been removed since, as its keys are.
+        Its checkpoints may have been removed since, and its keys have been removed.
         """
         if self.result() is None:
             return None

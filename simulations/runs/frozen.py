@@ -1,4 +1,6 @@
-"""Check at the end of a run with frozen parameters: these have not moved, and all others have."""
+"""Check at the end of a run with frozen parameters: the frozen parameters have not changed, and all
+others have.
+"""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class KeyFile:
         Args:
             charged: position of the ledger.
             needed: whether the run cannot continue with other keys.
-            name: name of the keys that the last checkpoint states; None without a checkpoint.
+            name: name of the keys that the last checkpoint states; None if there is no checkpoint.
 
         Raises:
-            RunError: the file is damaged. Or its keys are needed, but it is missing or holds other
-                keys.
+            RunError: the file is damaged, or the run needs its keys and the file is missing or
+                holds other keys.
         """
         if not self.path.is_file():
             if charged and needed:
@@ -69,7 +69,7 @@ class KeyFile:
         return ring, since
 
     def create(self, charged: int) -> None:
-        """Draw a root; if another process was faster, its root is kept.
+        """Draw a root. If another process was faster, that process's root is kept.
 
         Args:
             charged: position of the ledger.

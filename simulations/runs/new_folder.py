@@ -19,7 +19,7 @@ def create(path: Path | None, recipe: Recipe) -> RunFolder:
     """Make a new folder, which contains its recipe from the start, and the folders above it.
 
     Args:
-        path: the folder; None for one of the default name.
+        path: the folder; None for a folder of the default name.
         recipe: the run's recipe.
 
     Raises:

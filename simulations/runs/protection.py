@@ -1,8 +1,8 @@
 """A run's guarantee in words, derived again from its recipe.
 
-Summary and checkpoints are plain files, and anyone who can write to the run's folder can change
-their words. The recipe is part of the identity of the ledger's owner, so readers take the words
-from it. A user's mechanism states its guarantee in the ledger's rows.
+The summary and the checkpoints are plain files, so anyone who can write to the run's folder can
+change the words in them. Readers therefore take the words from the recipe, whose hash is part of
+the ledger's identity. If the mechanism is a user's own, the ledger's rows state its guarantee.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from simulations.config.recipe import Recipe
 
 
 def is_own(recipe: Recipe) -> bool:
-    """Whether the mechanism is a user's. Its plans then state its guarantee, which the ledger's
-    rows keep.
+    """Whether the mechanism is a user's own. The plans of such a mechanism state its guarantee, and
+    the ledger's rows keep it.
     """
     return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
@@ -37,16 +37,17 @@ def guarantee_of(
 ) -> Guarantee:
     """The guarantee of a recipe's run with one of the library's mechanisms.
 
-    The words do not depend on the model's values. They depend on the amount of noise only if they
-    state a second epsilon (`NoisedBy.against`). So nothing is calibrated, built or loaded.
+    The words do not depend on the model's values, so no model is built and no data are loaded. The
+    words depend on the amount of noise only if they state a second epsilon (`NoisedBy.against`).
+    Without a second epsilon, no noise is calibrated.
 
     Args:
         recipe: the recipe.
         sizes: d_j of the mechanism's layers, by name.
-        amplified: whether steps sample fewer than all examples; used if the server adds noise to
-            steps, because the recipe does not give the number of examples.
-        multiplier: noise multiplier of the run's plan; None calibrates it if a second epsilon is
-            stated.
+        amplified: whether a step samples fewer than all examples. This is used if the server adds
+            noise to steps, because the recipe does not state the number of examples.
+        multiplier: noise multiplier of the run's plan. If it is None and the words state a second
+            epsilon, the noise is calibrated.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -71,27 +72,28 @@ def settled_multiplier(
     first: Charge,
     where: str,
 ) -> float | None:
-    """The run's noise multiplier, from which a second epsilon follows. It is taken from the ledger,
-    or otherwise from a checkpoint.
+    """The run's noise multiplier, which determines a second epsilon. The ledger or a checkpoint
+    states it. If both state it, they must agree.
 
     Args:
         recipe: recipe of the run.
-        sizes: see `guarantee_of`; called if a mechanism's noise changes over the rounds.
+        sizes: function that returns the `sizes` of `guarantee_of`. It is called only if the sizes
+            are needed.
         stated: noise multiplier of a checkpoint's plan; None without one.
         first: first row of the run's rounds.
         where: the run's folder, for the message.
 
     Raises:
-        LedgerError: rounds with the stated multiplier would have another cost.
+        LedgerError: with the stated multiplier, a round would have another cost than in the ledger.
     """
     charged = _charged_multiplier(recipe, sizes, first)
     if charged is None or stated is None:
         return stated if charged is None else charged
     if not math.isclose(stated, charged, rel_tol=1e-6):
         raise LedgerError(
-            f"a checkpoint of {where} states a noise multiplier of {stated:.6g}, by which round "
-            f"{first.round} would have another cost than in the ledger: the checkpoint was changed; "
-            "restore `checkpoints/` from a backup"
+            f"a checkpoint of {where} states a noise multiplier of {stated:.6g}. With this "
+            f"multiplier, round {first.round} would have another cost than in the ledger: the "
+            "checkpoint was changed; restore `checkpoints/` from a backup"
         )
     return stated
 
@@ -101,10 +103,11 @@ def _charged_multiplier(
 ) -> float | None:
     """The noise multiplier by which a row was charged; None if rows do not state it."""
     facts, charged = facts_of(recipe, 2 * recipe.training.batch_size), Cost.of(first.event)
-    if charging.of(facts).joint or charged.law != "gaussian":  # one mechanism: rows are increments
+    # rows of rounds that are one mechanism are increments
+    if charging.of(facts).joint or charged.law != "gaussian":
         return None
     if facts.shares is not None:
-        level = 1.0  # of every round, whatever the mechanism; and no other run has a second epsilon
+        level = 1.0  # for every round and mechanism; only runs with shares have a second epsilon
     elif is_own(recipe):
         return None
     else:

@@ -20,7 +20,7 @@ FILES = {
     TRAINING_FILE: ("data", "file"),
     "test file": ("data", "test_file"),
 }
-"""Keys of a recipe that name files, by the name under which the sources hold them."""
+"""Name of a file among the sources -> section and key of the recipe that name the file."""
 
 
 def provenance_of(assembly: Assembly, nodes: Nodes) -> Provenance:

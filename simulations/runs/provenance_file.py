@@ -20,7 +20,7 @@ from simulations.runs.rows import Provenance
 from simulations.runs.shapes import read_json
 
 _KEYED = "hmac-sha256:"
-"""Beginning of a hash that is keyed; earlier versions stored all hashes as they are."""
+"""Beginning of a hash that is keyed. Earlier versions stored all hashes without a key."""
 
 
 class ProvenanceFile:
@@ -150,7 +150,7 @@ class ProvenanceFile:
             )
 
     def _without_data(self, provenance: Provenance) -> Provenance:
-        """The same with keyed hashes of everything that may hold or depend on private data."""
+        """The provenance, with keyed hashes of all that may hold or depend on private data."""
         objects, sources = dict(provenance.get("objects", {})), dict(provenance.get("sources", {}))
         hidden, file = [what for what in objects if what != FIXED], sources.get(TRAINING_FILE)
         if not hidden and file is None and "rows" not in provenance:
@@ -171,7 +171,7 @@ class ProvenanceFile:
         """Whether a plain hash agrees with a stored one, which may be keyed.
 
         Raises:
-            RunError: the key of the stored one is missing.
+            RunError: the key of the stored hash is missing.
         """
         return stored == (self._hash_with_key(plain) if stored.startswith(_KEYED) else plain)
 

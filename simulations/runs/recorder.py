@@ -41,7 +41,7 @@ _IN_FLIGHT = 2
 
 def measure(assembly: Assembly, module: nn.Module, round: int) -> dict[str, float]:
     """Metrics of a released model on the test set, including those of a user's functions. Without
-    test examples there are none.
+    test examples there are no metrics.
 
     Args:
         assembly: the run's objects.
@@ -137,7 +137,7 @@ class Recorder:
                 time.sleep(0.001)
 
     def checkpoint(self) -> None:
-        """Write a checkpoint after the last finished round if it has none. Call this after
+        """Write a checkpoint after the last finished round if it has no checkpoint. Call this after
         `close`.
         """
         if (
@@ -160,7 +160,7 @@ class Recorder:
         recipe = self._assembly.recipe
         with Ledger(
             self._folder.ledger_file
-        ) as ledger:  # a separate reader: the next round is charging already
+        ) as ledger:  # a separate reader, because the next round is already being charged
             figures: Figures = {
                 "metrics": metrics,
                 "headline": self._assembly.data.task.headline,

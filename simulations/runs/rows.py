@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic checks no other one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic checks only this one
 
 from fedlgm.data.tables import Column
 from fedlgm.planning.plan import ReleasePlan
@@ -75,7 +75,7 @@ class Release(TypedDict):
     """Equal releases of a run, as they were charged.
 
     Attributes:
-        count: their number.
+        count: number of these releases.
         noise: law and size of the noise, in words.
         sampling: sampling on which the cost relies, in words.
     """
@@ -287,7 +287,7 @@ class Provenance(TypedDict, total=False):
 
 
 class FailureRow(TypedDict):
-    """A reply that is missing, failed or was rejected; `node` is None if the client has none."""
+    """A reply that is missing, failed or was rejected; `node` is None if the client has no node."""
 
     kind: str
     node: int | None

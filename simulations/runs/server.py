@@ -76,7 +76,7 @@ def serve(
 
     Raises:
         DivergedError: a round's model is NaN or infinite. Earlier rounds are kept, with a
-            checkpoint of the last.
+            checkpoint of the last of them.
         FedlgmError: the run ends for another reason; the message says why.
     """
     logging.getLogger("flwr").setLevel(logging.ERROR)  # the rows of a run show its progress
@@ -125,7 +125,7 @@ def _run(
     recorder: Recorder,
     observer: ReleaseObserver | None,
 ) -> Transcript:
-    """Run the remaining rounds, leave a checkpoint of the last, and return what was released.
+    """Run the remaining rounds, leave a checkpoint of the last round, and return what was released.
 
     Raises:
         DivergedError: a round's model is NaN or infinite.
@@ -254,7 +254,9 @@ def nodes_of(
 def _start_trackers(
     assembly: Assembly, folder: RunFolder, done: int, objects: Sequence[Tracker]
 ) -> Iterator[Trackers]:
-    """The run's trackers, started; an error ends them, otherwise the run's summary does."""
+    """Start the run's trackers. If the block raises an error, they end; otherwise they end with the
+    run's summary.
+    """
     recipe, layers = assembly.recipe, assembly.model.layers
     trackers = Trackers(recipe.run.trackers, objects)
     sizes = dict(zip(layers.names, layers.sizes.tolist(), strict=True))

@@ -46,7 +46,8 @@ class Start:
 
 
 def resume(assembly: Assembly, folder: RunFolder, nodes: Nodes) -> Start:
-    """The latest checkpoint's state, or that before the first round; later rows are removed.
+    """The state of the latest checkpoint, or the state before the first round. Later rows are
+    removed.
 
     Raises:
         RunError: the run was started with other objects, files or clients, or cannot go on from its
@@ -72,21 +73,21 @@ def resume(assembly: Assembly, folder: RunFolder, nodes: Nodes) -> Start:
 
 
 def redraw(start: Start, assembly: Assembly, ledger: Ledger, attempt: bytes) -> Start:
-    """The start of a run whose nodes make other updates when a round is made again, as real nodes
-    do unless they keep their answers.
+    """The start of a run whose nodes make other updates when a round is repeated. Real nodes do so
+    unless they keep their answers.
     """
     attempt, abandoned = attempt or secrets.token_bytes(16), ledger.position()
     start = replace(start, attempt=attempt, abandoned=abandoned)
     one_mechanism = charging.of(assembly.privacy.facts).joint
     if not start.keys.secret or one_mechanism or not assembly.recipe.protects.redraws:
         return start
-    # Other clients than before: sampling then amplifies what is released again, too.
+    # Other clients are drawn than before, so sampling also amplifies what is released again.
     return replace(start, draws=start.keys.derive(b"draws", attempt), redrawn=abandoned)
 
 
 def _check_continued(assembly: Assembly, folder: RunFolder, transcript: Transcript) -> None:
-    """Refuse a checkpoint of more rounds than the run has, and a run that is one mechanism with
-    other noise.
+    """Refuse a checkpoint of more rounds than the run has. Also refuse a run that is one mechanism
+    if this machine would give it other noise.
 
     Raises:
         RunError: the checkpoint was edited; or this machine computes other coefficients, or another

@@ -46,7 +46,9 @@ class Patience:
     better: str
 
     def holds(self, rows: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether a run with these public rows ends; rows without an evaluation do not count."""
+        """Whether the rule ends a run with these public rows. Rows without an evaluation do not
+        count.
+        """
         best, since = -math.inf, 0
         for row in rows:
             if "metrics" in row:
@@ -57,8 +59,8 @@ class Patience:
 
 
 def reported_epsilon(recipe: Recipe, charged: float) -> float:
-    """Epsilon of a run whose ledger shows `charged`. If a rule may stop the run, it is at least the
-    epsilon of all planned rounds.
+    """Epsilon of a run whose ledger shows `charged`. If a rule may stop the run, the result is at
+    least the epsilon of all planned rounds.
     """
     return charged if recipe.run.patience is None else max(charged, recipe.privacy.epsilon)
 

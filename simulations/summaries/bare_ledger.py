@@ -1,4 +1,4 @@
-"""The cost of a ledger that no run folder surrounds, such as that of a Flower app."""
+"""The cost of a ledger without a run folder, such as the ledger of a Flower app."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def ledger_totals(
     Args:
         ledger: the ledger, which has been checked.
         unit: unit of protection.
-        units: whom an attack looks for, in the plural.
+        units: the units that an attack looks for, in the plural.
         delta: delta of both epsilons.
         accountant: accountant of both epsilons.
         rates: bounds on attacks on one unit.
@@ -84,7 +84,7 @@ def event_group(unit: str, charges: Sequence[Charge]) -> EventGroup:
 
 
 def spans(rounds: Sequence[int]) -> str:
-    """Rounds as text, with consecutive ones as a span.
+    """Rounds as text, with consecutive rounds as a span.
 
     Args:
         rounds: ascending numbers.
@@ -103,7 +103,7 @@ def spans(rounds: Sequence[int]) -> str:
 
 
 def how_to_read(recipe: Recipe, groups: Sequence[EventGroup]) -> list[str]:
-    """Explanation of the multipliers' reference."""
+    """Explanation of what the multipliers refer to."""
     if all(group["noise_multiplier"] is None for group in groups):
         return []
     if recipe.federation.sampling in ("poisson", "fixed"):

@@ -57,7 +57,7 @@ def examine() -> dict[str, str | int | list[str] | None]:
 
 
 def _kernel() -> str:
-    """What `training.kernel = "auto"` comes to for a model that the kernel knows."""
+    """The resolved value of `training.kernel = "auto"` for a model that the kernel knows."""
     missing = native.reason(again=True)
     return f"PyTorch: {missing}" if missing else f"native ({native.instruction_set()})"
 

@@ -26,7 +26,7 @@ def ledger_report(run: Path) -> LedgerReport:
 
 
 def checked_ledger_report(folder: RunFolder, ledger: Ledger, rates: AttackRates) -> LedgerReport:
-    """See `ledger_report`; for a run whose ledger has been checked, with its attack rates."""
+    """As `ledger_report`, if the ledger has been checked and the attack rates are known."""
     recipe = folder.recipe()
     privacy = recipe.privacy
     totals = ledger_totals(

@@ -42,7 +42,7 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
     plan = assembly.privacy.first_plan()
     delta = recipe.privacy.delta
     costs = mechanism.costs(layers, facts.rounds)
-    # Under local trust a client may be drawn in the dearest rounds.
+    # Under local trust a client may be drawn in the most expensive rounds.
     releases = np.sort(costs)[-facts.releases :] / costs[0]
     charged = _events(plan, releases)
     rates = attack_rates(
@@ -87,9 +87,11 @@ def plan_report_of(assembly: Assembly) -> PlanReport:
 
 
 def _events(first: ReleasePlan, releases: np.ndarray) -> list[tuple[dp_event.DpEvent, int]]:
-    """Events with counts of releases at the given costs relative to the first."""
+    """Events with their numbers of releases. `releases` are the costs of the releases relative to
+    the first release.
+    """
     if first.size == 0:
-        # nothing is released, so the model does not move and later rounds release nothing either
+        # nothing is released, so the model does not change and later rounds release nothing either
         return []
     process = charging.of(first.facts)
     if process.joint and first.protected:

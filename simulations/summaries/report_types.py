@@ -113,7 +113,8 @@ class LedgerReport(LedgerTotals):
 
     Attributes:
         run: folder of the run.
-        anchors: number of heads kept in checkpoints and result, all of which agree.
+        anchors: number of heads that checkpoints and result hold. All of them agree with the
+            ledger.
         notes: explanation of the charges.
         budget: epsilon that the recipe permits.
     """
@@ -162,8 +163,8 @@ class Metadata(Protection, total=False):
 
 
 class Exported(Protection, total=False):
-    """A written model, with its format, its size, and the file of the metadata if they are not
-    inside.
+    """A written model, with its format and its size. The metadata have their own file if they are
+    not in the model's file.
     """
 
     file: str

@@ -58,8 +58,8 @@ class NoiseOverRounds:
         )
 
     def rows(self, count: int = SHOWN) -> list[dict[str, float]]:
-        """Figures of some rounds, from the first to the last: "round", and the attributes by
-        name.
+        """Figures of some rounds, among them the first and the last. A row has the number of the
+        round as "round", and the attributes by name.
         """
         figures = {
             name: getattr(self, name) for name in ("single", "so_far", "same_schema", "sampled")
@@ -152,7 +152,8 @@ def noise_so_far(layers: np.ndarray, noise: Correlation, workload: Workload) -> 
     if scales.ndim == 1 or (scales == scales[0]).all():
         unit = float(np.linalg.norm(scales if scales.ndim == 1 else scales[0]))
         return unit * np.sqrt(workload.variances(noise.coefficients, noise.rounds))
-    # Noise cancels between equal scales alone: A D C^-1, D the layer's scales.
+    # The noise of two rounds cancels only if both have the same scale. The map is A D C^-1, where D
+    # holds the layer's scales.
     inverse = noise.inverse()
     rows = (workload.apply(scales[:, j, None] * inverse) for j in range(scales.shape[1]))
     return np.sqrt(sum(np.sum(each**2, axis=1) for each in rows))

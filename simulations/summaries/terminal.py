@@ -104,8 +104,8 @@ def export_table(written: Exported) -> Table:
 
 
 def epsilon_label(status: str) -> str:
-    """Label of an accountant's epsilon under a guarantee of this status; without a guarantee it is
-    infinite.
+    """Label of an accountant's epsilon under a guarantee of this status. Without a guarantee
+    epsilon is infinite.
     """
     return "epsilon conditional" if status == "conditional" else "epsilon proven"
 
@@ -121,7 +121,7 @@ def _epsilon_row(result: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def attack_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What epsilon means for an attacker; runs of earlier versions do not say it."""
+    """What epsilon means for an attacker. Runs of earlier versions do not state this."""
     return [("that is", escape(result["attack"]))] if "attack" in result else []
 
 
@@ -239,7 +239,7 @@ def _shares(report: PlanReport) -> list[tuple[str, str]]:
 
 
 def _noise_table(report: PlanReport) -> Table:
-    """Noise of some rounds and of the model after them, beside that of independent noise."""
+    """Noise of some rounds and of the model after them, in comparison with independent noise."""
     heads = {
         "round": "round",
         "single": "one round",

@@ -89,7 +89,7 @@ def test_no_detail_of_a_plan_can_loosen_the_bound() -> None:
     consent, honest = Consent(AGREED), plan_with(AGREED)
     with pytest.raises(
         PrivacyError,
-        match="bounded by the aggregator: it refuses a plan that leaves it to the trainer",
+        match="bounded by the aggregator: it refuses a plan in which the trainer bounds them",
     ):
         consent.check(replace(honest, bounded_by="trainer"))
     with pytest.raises(PrivacyError, match="bounded by the trainer"):

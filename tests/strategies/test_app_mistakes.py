@@ -44,7 +44,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a folder as the ledger": (strategy(ledger="."), "check that its folder exists"),
     "a mechanism of examples": (
         strategy(mechanism="dp-sgd"),
-        "bounds examples, which only clients",
+        "bounds the gradient of each example",
     ),
     "a mechanism with a vote": (
         strategy(nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2)), mechanism="voted-filling"),

@@ -65,7 +65,7 @@ class Step:
         ),
         ({"optimizer": Step(), "server_lr": 0.1}, "server_lr is the rate of a named optimizer"),
         ({"fraction_train": 0.5}, "no argument 'fraction_train': rate is the probability"),
-        ({"min_available_nodes": 2}, "no argument 'min_available_nodes': clients is their number"),
+        ({"min_available_nodes": 2}, "no argument 'min_available_nodes': clients is the number"),
         (
             {"evaluate_metrics_aggr_fn": max},
             r"evaluate on the server with start\(evaluate_fn=\.\.\.\)",
@@ -518,7 +518,7 @@ def test_what_evaluate_fn_returns_is_checked_before_the_first_round(tmp_path: Pa
     made = alone(tmp_path / "ledger.sqlite")
     with pytest.raises(
         ConfigError,
-        match=r"must return a MetricRecord, .* got tuple; \(loss, metrics\) is of Flower's older",
+        match=r"must return a MetricRecord, .* got tuple; \(loss, metrics\) belongs to",
     ):
         made.start(answering(), evaluate_fn=lambda round, arrays: (0.1, {"accuracy": 0.9}))  # type: ignore[arg-type]
     assert made.releaser.ledger.position() == 0

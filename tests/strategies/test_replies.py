@@ -96,8 +96,8 @@ class Garbled(LocalGrid):
 UNREADABLE = [
     (Array("float64", (4,), "numpy.ndarray", b"nothing of the kind"), "cannot be read"),
     (Array("float64", (4,), "numpy.ndarray", Array(np.ones(4)).data[:-1]), "cannot be read"),
-    (Array(np.ones(4) + 1j), "holds 4 values of complex128"),
-    (Array(np.ones((2, 2))), "holds 4 values .* as \\(2, 2\\)"),
+    (Array(np.ones(4) + 1j), "holds 4 values of type complex128"),
+    (Array(np.ones((2, 2))), "holds 4 values .* and shape \\(2, 2\\)"),
 ]
 
 
@@ -162,7 +162,7 @@ class TestBlocksOfASimulation:
 
         federation.strategy._messages = other_plan
         with pytest.raises(
-            PrivacyError, match=r"holds 5 values .* where the plan releases 4 numbers"
+            PrivacyError, match=r"holds 5 values .* but the plan releases 4 numbers"
         ):
             federation.run(1)
 

@@ -4,8 +4,8 @@ Every step may be requested again after a lost connection or a restart. It then 
 answer. The node trusts only the signatures of the services that its own policy lists. It keeps
 these rules:
 
-* its keys are shared with only one cohort, which is on disk before a share leaves, every mask
-  belongs to that cohort, and the next attempt has other keys;
+* it shares its keys with only one cohort, and this cohort is on disk before a share leaves. Every
+  mask belongs to this cohort, and the next attempt has other keys;
 * it is charged before a vector is made, and the vector is on disk before it leaves;
 * it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
 * it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer
@@ -49,7 +49,7 @@ class Shared:
 
     Attributes:
         sealed: client -> shares that only this client can read, in base 64.
-        commitment: SHA-256 of the seed, which reveals to the server shares that do not belong
+        commitment: SHA-256 of the seed. With it, the server detects shares that do not belong
             together.
     """
 
@@ -150,7 +150,7 @@ class Participant:
             attempt: digest of the terms.
             sealed: client -> shares for this node, in base 64, of all its neighbours that shared.
             charge: called with the cohort's digest before anything is made. It returns after the
-                charge is on disk, and charges one digest once.
+                charge is on disk, and charges each digest once.
             make: called with the cohort's digest. It returns uint32 [size], the same words for the
                 same digest.
             sharing: client numbers of all members that shared, ascending. None means the clients of
@@ -213,8 +213,8 @@ class Participant:
         return words
 
     def sent(self, attempt: str) -> str:
-        """Signed statement that this node has sent its vector, with the members whose masks are in
-        the vector.
+        """Signed statement that this node has sent its vector. It names the members whose masks are
+        in the vector.
 
         Raises:
             Refusal: nothing was sent in this attempt.
@@ -270,8 +270,8 @@ class Participant:
 
         Args:
             attempt: digest of the terms.
-            signatures: client -> signature of the set that this node has signed, or that the client
-                sent its vector.
+            signatures: client -> its signature of the set that this node has signed, or of the
+                statement that it sent its vector.
 
         Returns:
             client -> share, hexadecimal digits.
@@ -340,9 +340,10 @@ class Participant:
         if session is None:
             raise Refusal(
                 "cohort",
-                "this node holds no keys for this attempt: it has made none, its "
-                "state/rounds.sqlite was deleted or restored, or newer rounds replaced them. It "
-                f"keeps the {self._store.kept} newest open rounds: let fewer runs ask it at a time",
+                "this node holds no keys for this attempt: it made no keys, its "
+                "state/rounds.sqlite was deleted or restored, or newer rounds replaced the keys. "
+                f"It keeps the {self._store.kept} newest open rounds: let fewer runs ask it at a "
+                "time",
             )
         return session
 

@@ -40,17 +40,18 @@ class Session:
     """The node's progress in one attempt at one round. PRIVATE until `revealed` is set.
 
     Attributes:
-        terms, advert: plain values of both.
+        terms, advert: plain values of the terms and of the node's advert.
         sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no
             longer needed.
         commitment: SHA-256 of the seed.
         cohort: digest of the only cohort with which the secrets were shared; empty before.
-        members: plain values of its adverts.
+        members: plain values of the cohort's adverts.
         outgoing: client -> sealed shares, in base 64, as they left.
-        sharing: clients whose shares this node holds, its own among them (U1); empty until its
-            vector is kept.
-        held: client -> its shares of that client's seed and masking key, hexadecimal digits.
-        revealed: client -> the one share that left.
+        sharing: clients whose shares this node holds, including itself (U1); empty until its vector
+            is kept.
+        held: client -> this node's shares of that client's seed and masking key, hexadecimal
+            digits.
+        revealed: client -> the only share of this client that left the node.
     """
 
     terms: dict[str, Any]
@@ -120,8 +121,8 @@ class SessionStore:
             )
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
-        """Replace the state of a session, and add its masked vector; returns after both are on
-        disk, or neither.
+        """Replace the state of a session, and add its masked vector; returns once both are on disk.
+        After an error, neither is.
 
         Raises:
             LedgerError: the session is gone, or the file cannot be used.
@@ -136,7 +137,7 @@ class SessionStore:
                 raise LedgerError(f"the session {attempt} is gone from {self._path}")
 
     def vector(self, attempt: str) -> bytes | None:
-        """The masked vector that may have been sent; None if none can have been."""
+        """The masked vector that may have been sent; None if no vector can have been sent."""
         with self._translate_errors():
             row = self._db.execute(
                 "SELECT words FROM vectors WHERE attempt = ?", (attempt,)
@@ -144,8 +145,8 @@ class SessionStore:
         return None if row is None else row[0]
 
     def bind_keys(self, masking: str, cohort: str) -> str:
-        """The only cohort with which the keys of an advert are shared: the first that was given, on
-        disk.
+        """The only cohort with which the keys of an advert are shared. This is the first cohort
+        that was given; it is on disk.
 
         Args:
             masking: the advert's public key of masks.

@@ -34,7 +34,7 @@ class RunStart:
         recipe: the whole recipe as plain values, defaults included.
         layers: d_j by layer name, in order.
         facts: the run's public facts, its noise multiplier included.
-        rounds_done: finished rounds of a continued run; a tracker may have seen later ones, which
+        rounds_done: finished rounds of a continued run; a tracker may have seen later rounds, which
             are repeated.
     """
 
@@ -162,7 +162,7 @@ class Trackers:
         ended.
 
         Raises:
-            RunError: one cannot start; nothing has been released yet.
+            RunError: a tracker cannot start; nothing has been released yet.
         """
         for position, (name, tracker) in enumerate(self._members):
             try:

@@ -21,13 +21,14 @@ class MlflowTracker:
 
     A resumed run continues the same MLflow run.
 
-    The experiment is $MLFLOW_EXPERIMENT_NAME, otherwise "fedlgm". The server is that of
-    $MLFLOW_TRACKING_URI or `mlflow.set_tracking_uri`, otherwise `mlflow.db` in the run folder.
+    The experiment is $MLFLOW_EXPERIMENT_NAME, otherwise "fedlgm". $MLFLOW_TRACKING_URI or
+    `mlflow.set_tracking_uri` names the server; the default is `mlflow.db` in the run folder.
     """
 
     def start(self, run: RunStart) -> None:
-        """Create the MLflow run, or find that of a resumed run."""
-        from mlflow import MlflowClient, is_tracking_uri_set  # fluent functions are per thread
+        """Create the MLflow run, or find the MLflow run of a resumed run."""
+        # not MLflow's fluent functions, whose state belongs to one thread
+        from mlflow import MlflowClient, is_tracking_uri_set
         from mlflow.entities import Metric, Param
 
         own = f"sqlite:///{run.folder.resolve() / 'mlflow.db'}"

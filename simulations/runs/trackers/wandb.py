@@ -32,7 +32,7 @@ class WandbTracker:
         self._settings = settings
 
     def start(self, run: RunStart) -> None:
-        """Create the W&B run, or continue that of a continued run."""
+        """Create the W&B run, or continue the W&B run of a resumed run."""
         import wandb
 
         quiet = wandb.Settings(

@@ -156,8 +156,8 @@ STATED = ("data.name=table", "data.target=finding", 'data.inputs=["age", "dose"]
     [
         (STATED[:2], r"data\.inputs: list the columns"),
         (STATED, r"data\.labels: list the classes"),
-        ((*STATED, "data.classes=2", "data.standardise=test"), r"data\.standardise: takes public"),
-        ((*STATED, "data.classes=2", "run.patience=2"), r"run\.patience: takes public"),
+        ((*STATED, "data.classes=2", "data.standardise=test"), r"data\.standardise: needs public"),
+        ((*STATED, "data.classes=2", "run.patience=2"), r"run\.patience: needs public"),
         ((*STATED, "data.classes=2", "data.standardise={agee=[50, 20]}"), "did you mean 'age'"),
     ],
 )

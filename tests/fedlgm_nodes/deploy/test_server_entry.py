@@ -108,8 +108,8 @@ def test_void_rounds_are_named_and_counted(tmp_path, capsys):
     record.print_round({"round": 4, "cohort": 0, "seconds": 0.01})
     record.print_totals(4)
     assert capsys.readouterr().out.splitlines() == [
-        "round 4 is void and moves nothing: no node may take part in it any more",
-        "2 of 4 rounds are done; 2 are void and moved nothing",
+        "round 4 is void and leaves the model unchanged: no node may take part in it any more",
+        "2 of 4 rounds are done; 2 are void and left the model unchanged",
     ]
     record = record_of(tmp_path, reports, [(1, 3), (2, 3), (3, 3), (4, 0)], summed=False)
     record.print_round({"round": 4, "cohort": 0, "seconds": 0.01})

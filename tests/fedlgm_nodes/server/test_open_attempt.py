@@ -245,7 +245,7 @@ def test_an_attempt_of_a_node_that_was_enrolled_anew_is_not_continued(known, mon
     kept["adverts"]["3"]["signature"] = "0" * 128
     known.attempt.write_text(json.dumps(kept))
     given_up(
-        known, "its cohort is no longer whole; client 3: the advert of client 3 was not signed"
+        known, "its cohort is no longer complete; client 3: the advert of client 3 was not signed"
     )
 
 

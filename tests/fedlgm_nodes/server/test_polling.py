@@ -28,7 +28,7 @@ def test_a_node_that_is_not_connected_counts_as_zero(federation):
     federation.run(2)
     assert [report.lost for report in federation.reports] == [{"n1": "not connected"}] * 2
     assert federation.reports[1].seconds < QUICK.offline_seconds  # known by then
-    named = "n1: not connected; its operator should look at its processes"
+    named = "n1: not connected; its operator should check its processes"
     assert [line for line in federation.lines if "n1" in line and "counts as zero" not in line] == [
         named
     ]
@@ -156,7 +156,10 @@ def test_a_node_that_is_slow_counts_as_zero_and_its_late_answer_is_told(federati
     federation.link._replies[late[0][0]] = Message(late[0][1], reply_to=late[0][2])
     federation.run(2, grid)
     assert sum(report.late for report in federation.reports) == 1
-    assert any("too late: charged there, not counted here" in line for line in federation.lines)
+    assert any(
+        "too late: it was charged, and its answer does not count" in line
+        for line in federation.lines
+    )
 
 
 @pytest.mark.slow

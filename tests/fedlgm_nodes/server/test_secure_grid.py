@@ -303,7 +303,8 @@ def test_a_round_for_fewer_nodes_than_the_threshold_asks_none(secure, monkeypatc
     assert sum(secure.charges()) == 8
     assert {number for asked in secure.asked().values() for number, _ in asked} == {1, 2}
     assert any(
-        line.startswith("round 3 is void and moves nothing: it asks ") for line in secure.lines
+        line.startswith("round 3 is void and leaves the model unchanged: it asks ")
+        for line in secure.lines
     )
 
 

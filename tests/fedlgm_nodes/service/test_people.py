@@ -95,8 +95,8 @@ def test_a_pseudonym_of_digits_alone_is_text(tmp_path):
     ("listed", "people", "message"),
     [
         (None, None, "there is no file .*elsewhere.txt: list there the pseudonyms"),
-        ("ann\n", None, "elsewhere.txt: entry 0, counted from 0, is no pseudonym"),
-        (pseudonym(1).upper(), None, "is no pseudonym of 64 hexadecimal digits in lower case"),
+        ("ann\n", None, "elsewhere.txt: entry 0, counted from 0, is not a pseudonym"),
+        (pseudonym(1).upper(), None, "is not a pseudonym of 64 hexadecimal digits in lower case"),
         ("", ["ann", pseudonym(2)], "column 'person': entry 0"),
         ("", [pseudonym(2), None], "column 'person': entry 1"),
     ],

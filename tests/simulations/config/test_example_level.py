@@ -61,7 +61,7 @@ def test_recipes_that_do_not_fit_are_refused(changes, words):
     [
         (
             lambda: central("training.batch_size=5000"),
-            "batch_size = 5000 is more than the 1442 training examples",
+            "batch_size = 5000 exceeds the number of training examples, 1442",
         ),
         (
             lambda: federated("training.batch_size=900"),
@@ -182,7 +182,7 @@ def test_decay_changes_the_model_and_no_epsilon(tmp_path):
     ("changes", "words"),
     [
         (["run.keep_releases=true"], "repeats only steps without training.weight_decay"),
-        (["federation.server_optimizer=mine:Step"], "your own server step makes its own"),
+        (["federation.server_optimizer=mine:Step"], "your own server step applies its own"),
     ],
 )
 def test_decay_that_nothing_would_apply_is_refused(changes, words):

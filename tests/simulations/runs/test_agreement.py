@@ -237,7 +237,8 @@ def test_a_noise_multiplier_is_that_of_the_ledger(edited, finished):
     run = edited(noise_multiplier=50.0)
     edit_plans(run, "facts", noise_multiplier=50.0)
     with pytest.raises(
-        LedgerError, match="noise multiplier of 50, by which round 1 would have another cost"
+        LedgerError,
+        match=r"noise multiplier of 50\. With this multiplier, round 1 would have another cost",
     ):
         launch.resume(run)
 
