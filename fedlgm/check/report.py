@@ -14,9 +14,7 @@ from fedlgm.check.settings import Settings
 from fedlgm.check.verdict import STATUSES, Status, Verdict
 from fedlgm.privacy.guarantee import Relation
 
-_TOLERANCE = (
-    0.01  # relative or absolute, of a stated epsilon: it is rounded, or has an error of 0.01
-)
+_TOLERANCE = 0.01  # relative or absolute error allowed in a stated epsilon, such as its rounding
 
 
 @dataclass(frozen=True)
@@ -135,14 +133,14 @@ def judge_statement(settings: Settings, proven: float | None) -> Verdict | None:
 
     Example:
         >>> judge_statement(Settings(epsilon=1.0), 2.0).why
-        'The stated epsilon 1 is below 2, which is what is proven.'
+        'The stated epsilon 1 is below the proven epsilon 2.'
     """
     stated = settings.epsilon
     if stated is None or proven is None:
         return None
     if stated >= proven - max(_TOLERANCE, _TOLERANCE * proven):
         return Verdict("holds", "The stated epsilon is not below the proven one.", rule=_STATED)
-    why = f"The stated epsilon {stated:.4g} is below {proven:.4g}, which is what is proven."
+    why = f"The stated epsilon {stated:.4g} is below the proven epsilon {proven:.4g}."
     return Verdict("broken", why, rule=_STATED)
 
 

@@ -196,7 +196,7 @@ class Settings:
         if size and people and size > people:
             raise ConfigError(f"batch_size {size} is larger than population {people}")
         if size and people and self.sampling_rate:
-            # frameworks round the number of steps per epoch, and a rate is its inverse
+            # frameworks round the number of steps per epoch, and take its inverse as the rate
             steps = people / size
             low, high = 1 / math.ceil(steps), 1 / math.floor(steps)
             if not low * 0.99 <= self.sampling_rate <= high * 1.01:
@@ -262,8 +262,8 @@ class Settings:
 
 
 def _ceil(value: float) -> int:
-    """`value` rounded up to at least 1, without a step for the rounding of a quotient such as
-    60 / (1 / 7).
+    """`value` rounded up, and at least 1. The rounding error of a quotient such as 60 / (1 / 7)
+    does not add a step.
     """
     nearest = max(1, round(value)) if math.isfinite(value) else 2 * MOST_RELEASES
     return nearest if abs(value - nearest) <= 1e-9 * max(1, value) else math.ceil(value)
@@ -273,7 +273,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
     """Settings from values by name; "rounds" is another name of "steps".
 
     Raises:
-        ConfigError: a name is unknown, or as in `Settings`.
+        ConfigError: a name is unknown, or see `Settings`.
 
     Example:
         >>> build_settings({"rounds": 3}).steps

@@ -35,7 +35,7 @@ def selection_event(
         law: law of the number of runs.
 
     Raises:
-        ConfigError: the law is unknown, or cannot have this mean.
+        ConfigError: the law is unknown, or the law cannot have this mean.
 
     Example:
         >>> selection_event(gaussian_event(2.0), 10).mean
@@ -77,10 +77,10 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
 
 @lru_cache(maxsize=16)
 def _gamma(expected_runs: float) -> float:
-    """The gamma of the logarithmic law of this mean, by bisection. The mean falls as gamma
-    grows.
+    """The parameter gamma at which the logarithmic law has this mean, by bisection. The mean falls
+    as gamma grows.
     """
-    low, high = -700.0, -1e-12  # of log(gamma)
+    low, high = -700.0, -1e-12  # tolerance of log(gamma)
     for _ in range(200):
         middle = (low + high) / 2
         mean = math.expm1(-middle) / -middle
