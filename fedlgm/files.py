@@ -63,8 +63,8 @@ def path_of(name: str, value: Any) -> Path:
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
-            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ "
-            "is ./~..."
+            f"{name} {str(value)[:80]!r}: the user's home is not known; write a name that begins "
+            "with ~ as ./~..."
         ) from error
     except OSError as error:
         error.filename = None  # the name may have thousands of characters

@@ -227,7 +227,7 @@ def only_test_examples(
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which "
             "may be private: give public examples as another set, such as a function of your own "
-            "that returns only them"
+            "that returns only public examples"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
         data = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
@@ -447,7 +447,7 @@ def _own(source: Any, label: str) -> DataSet:
     if is_table(source):
         raise DataError(
             "data: one table has no test part of public examples: pass {'train': table, 'test': "
-            "table}, as dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
+            "table}; for a datasets.Dataset, dataset.train_test_split(test_size=0.1) returns it"
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, "

@@ -100,8 +100,8 @@ def load_folder(
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
                 f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated "
-                f"number. Give the whole folder, or set data.{option} to {there} (to none: any "
-                "number)"
+                f"number. Give the whole folder, or set data.{option} to {there} (none accepts "
+                "any number)"
             )
     order = np.argsort(tests, kind="stable")  # training images come first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
@@ -367,7 +367,7 @@ def _check_classes(
         private = [name for i, name in enumerate(names) if i not in public]
         raise DataError(
             f"{folder}: no test image has the class {private[0]!r}, so private images alone would "
-            "add an output to the model: add a test image of it, or leave its images out "
+            "add an output to the model: add a test image of this class, or leave out its images "
             f"({len(private)} such classes)"
         )
     return files, labels.astype(np.int64), tests, names

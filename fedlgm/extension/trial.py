@@ -144,8 +144,8 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
 def _mixing(task: Task) -> ConfigError:
     return ConfigError(
         f"task {task.name!r} prepares an example by means of other training examples, such as "
-        "their mean, so that one of them changes all others beyond every bound: use constants "
-        "that are public"
+        "their mean, so that one training example changes all others and no bound covers this "
+        "change: use public constants"
     )
 
 
@@ -173,8 +173,8 @@ def require_same_losses(
     if not all(inputs.close(losses[0], other) for other in losses[1:]):
         raise ConfigError(
             f"task {task.name!r}: its losses depend on the training examples that it has prepared, "
-            "such as their mean, so that one of them changes all updates beyond every bound: use "
-            "constants that are public"
+            "such as their mean, so that one training example changes all updates and no bound "
+            "covers this change: use public constants"
         )
 
 
@@ -225,7 +225,6 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     ):
         raise ConfigError(
             "an update depends on what was trained before or with it: the model, the task or the "
-            "trainer remembers or mixes "
-            "examples, which would carry one client's data into another's update, or draws random "
-            "numbers without PyTorch" + or_another_thread()
+            "trainer remembers or mixes examples, so that one client's data would change another "
+            "client's update, or it draws random numbers without PyTorch" + or_another_thread()
         )

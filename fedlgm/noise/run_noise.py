@@ -104,7 +104,7 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource[R
         return plan.facts.noised_by.source() or INDEPENDENT
     if run_noise is None:
         raise PrivacyError(
-            "this round's noise follows from that of earlier rounds: pass the run's noise "
+            "this round's noise depends on the noise of earlier rounds: pass the run's noise "
             "(run_noise)"
         )
     return run_noise
@@ -291,9 +291,7 @@ class RunNoise:
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
-            raise PrivacyError(
-                f"this plan is not that of round {round}: make plans with Method.plan"
-            )
+            raise PrivacyError(f"this plan is not for round {round}: make plans with Method.plan")
         if plan.size == 0:
             self.skip(round, ring)
             return total

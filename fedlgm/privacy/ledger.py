@@ -202,7 +202,7 @@ class Ledger:
             )
             raise LedgerError(
                 f"the ledger {self.path} holds a release that {theirs}, but this one {ours}: "
-                "epsilons add up only if both protect the same unit under the same relation; "
+                "epsilons add up only if both releases protect the same unit under the same relation; "
                 "state unit and relation for both (protects), or use another ledger"
             )
 
@@ -268,8 +268,8 @@ class Ledger:
             if count >= len(heads):
                 raise LedgerError(
                     f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
-                    "or result was written: rows were deleted, or it is an older copy; restore a "
-                    "newer one or start a new run"
+                    "or result was written: rows were deleted, or the file is an older copy; "
+                    "restore a newer copy or start a new run"
                 )
             if heads[count] != anchor:
                 raise LedgerError(

@@ -55,5 +55,5 @@ def require_rounds(
         cost = f"; this run would bring it to {after:.4g}{above}"
     raise LedgerError(
         f"{ledger.path} already holds {most} round{'s' * (most > 1)}{whose}{held}{cost}: name a "
-        "new file, or pass continue_ledger=True if the cost of both is meant"
+        "new file, or pass continue_ledger=True if the costs should add up"
     )

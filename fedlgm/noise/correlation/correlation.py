@@ -111,7 +111,7 @@ class Correlation:
         ):
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
         if decays.size and not np.array_equal(c, blt.coefficients(decays, scales, self.rounds)):
-            raise ConfigError("these coefficients are not those of the buffers that make the noise")
+            raise ConfigError("the coefficients do not follow from the buffers")
         c.setflags(write=False)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "coefficients", c)

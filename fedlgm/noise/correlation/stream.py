@@ -84,8 +84,8 @@ class CorrelatedStream:
             )
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
-                f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover "
-                "no more"
+                f"noise was planned for {self.correlation.rounds} rounds, and sensitivities cover "
+                "no further rounds"
             )
         if not self.correlation.is_independent:
             step = self._apply_buffers if self.correlation.decays else self._apply_bands

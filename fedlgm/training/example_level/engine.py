@@ -422,8 +422,8 @@ class ExampleGradients:
         tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
         if bool(((together - apart).abs() > tolerance).any()):
             raise ConfigError(
-                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does "
-                "not reach every example alike: pass one row per example, as in "
+                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, but not "
+                "every example uses this row in the same way: pass one row per example, as in "
                 "positions.expand(len(x), -1)"
             )
 

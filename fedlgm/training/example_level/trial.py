@@ -244,8 +244,8 @@ class _Gradients:
                 and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound
             ):
                 return (
-                    "the gradient of an example is not the one that PyTorch computes for it "
-                    "alone: the model or the task remembers what it has seen, a hook changes "
+                    "the gradient of an example differs from the gradient that PyTorch computes "
+                    "for this example alone: the model or the task remembers what it has seen, a hook changes "
                     "gradients, or a function has a backward pass of its own"
                 )
         times = max(1, _BATCH // len(y))

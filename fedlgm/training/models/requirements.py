@@ -257,10 +257,9 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
-                "it remembers what "
-                "it has seen, which would carry one client's data into another's update, or it "
-                "draws random numbers "
-                "in evaluation or without PyTorch, which no run could repeat" + or_another_thread()
+                "it remembers what it has seen, so that one client's data would change another "
+                "client's update, or it draws random numbers in evaluation or without PyTorch, "
+                "which no run could repeat" + or_another_thread()
             )
 
 

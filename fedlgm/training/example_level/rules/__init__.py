@@ -66,8 +66,8 @@ def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None
     if x.dim() < rule.dimensions(module):
         raise ConfigError(
             f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} "
-            f"dimensions, the example first, but got {tuple(x.shape)}, of which it would take the "
-            "rows for one example"
+            f"dimensions, the example first, but got {tuple(x.shape)}, whose rows it would "
+            "treat as one example"
         )
 
 
