@@ -131,7 +131,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
 
 
 def check_counts(owner: str, /, *, least: int = 1, most: int | None = None, **values: Any) -> None:
-    """`check_count` for several values by name; `owner` as in `check_positive`."""
+    """Apply `check_count` to several values by name. `owner` is as in `check_positive`."""
     for name, value in values.items():
         check_count(f"{_of(owner)}{name}", value, least, most)
 

@@ -40,7 +40,7 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """Training whose model is no longer finite; the rounds before it are kept.
+    """A training in which the model became infinite or NaN. The earlier rounds are kept.
 
     Attributes:
         largest: (client, l2 norm) of the last round's largest contributions, in descending order,

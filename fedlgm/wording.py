@@ -33,7 +33,7 @@ def prefix_message(path: str, message: str, owner: str = "", keys: Iterable[str]
         path: a section ("mechanism"), or one of its keys ("data.partition").
         message: the message, raised by code that does not know the recipe.
         owner: name of the object that the section describes; the message may begin with it.
-        keys: keys of the section: a message that begins with one of them is about that key.
+        keys: keys of the section. A message that begins with a key is about this key.
 
     >>> prefix_message("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
     'mechanism.bound must be positive'

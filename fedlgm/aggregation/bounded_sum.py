@@ -164,7 +164,7 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
         [1.0, 0.5, 0.0]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A norm of 0 may belong to numbers that are not 0, but whose squares vanish.
+        # A norm can be 0 although the numbers are not 0, because their squares may vanish.
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
@@ -173,7 +173,7 @@ def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
     holds NaN or Inf.
 
     Raises:
-        PrivacyError: by the plan, the trainer bounds the contributions of its own units.
+        PrivacyError: the plan leaves the bounding to the trainer.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling

@@ -40,8 +40,8 @@ class BoundedAnswer:
 
 @dataclass(frozen=True)
 class BoundedUpdates:
-    """Updates of which the trainer bounded every unit's share (such as an example's) before it
-    summed the shares.
+    """Sums of bounded shares as updates. The trainer bounded the share of every unit, such as an
+    example, before it summed the shares.
 
     Attributes:
         values: [b, D] float32 or float64, one row per client.

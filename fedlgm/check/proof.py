@@ -42,7 +42,7 @@ class Proof:
 def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
     """The figures that are proven for a run.
 
-    Sampling lowers the figures only if every verdict allows it. Otherwise they are those of
+    Sampling lowers the figures only if every verdict allows it. Otherwise they are the figures of
     `participation_count` releases of the Gaussian or Laplace mechanism without sampling: no
     schedule has more releases with the unit. By joint convexity, a bound that holds for every
     schedule also holds for their mixture.

@@ -24,7 +24,7 @@ class Report:
     Attributes:
         settings: the run.
         verdicts: one for each assumption that concerns the run.
-        epsilon: epsilon that is proven for what the run does, at the stated delta; None if nothing
+        epsilon: epsilon that is proven for the described run at the stated delta; None if nothing
             is proven.
         relation: neighbouring relation of the proven figures.
         rates: upper bounds on attacks; None if nothing is proven.
@@ -59,7 +59,7 @@ class Report:
         return tuple(dict.fromkeys(names))
 
     def sentence(self) -> str:
-        """The two epsilons, and what the proven one means."""
+        """The stated and the proven epsilon, and the meaning of the proven epsilon."""
         settings = self.settings
         at = "" if settings.delta is None else f" at delta {settings.delta:g}"
         stated = "none" if settings.epsilon is None else f"{settings.epsilon:.4g}{at}"

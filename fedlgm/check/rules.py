@@ -22,7 +22,7 @@ _MEDCLIP = (
 )
 _WITHOUT_BOUND = {
     "svt": "The sparse-vector filter adds noise to values that are not bounded first, and its "
-    "epsilon is that of the threshold alone.",
+    "epsilon covers the threshold alone.",
     "percentile": "Keeping the largest changes is a truncation: no noise is added.",
     "percentile-gaussian": "The noise is scaled with a percentile of the private values, which are "
     "not bounded.",
@@ -142,7 +142,7 @@ def sampling(settings: Settings) -> Verdict | None:
         return Verdict(
             "broken",
             f"{what} are accounted as {'Poisson' if accounted == 'poisson' else 'fixed-size'} "
-            "samples, whose amplification they do not have.",
+            "samples, but lack the amplification of such samples.",
             scheduled=sampler != "all",
         )
     if accounted == "fixed":

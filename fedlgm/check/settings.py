@@ -80,10 +80,10 @@ class Settings:
         layers, layer_claim: number of layers that have their own bound and noise, with
             `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
             "joint", "sum" or "parallel" (the largest of them).
-        noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
-            or "mean".
-        noise_size: number of units for whose mean the noise is scaled, if this is not the number of
-            units in a step.
+        noise_on, noise_scale: the quantity to which the noise is added, and the quantity for which
+            the noise is scaled, "sum" or "mean".
+        noise_size: the noise is scaled for a mean over this number of units, if it differs from the
+            number of units in a step.
         noise_additions: how often independent noise of this scale is added.
         noise_seed: "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
@@ -93,7 +93,7 @@ class Settings:
         epochs, steps: passes over the data; releases (in a federation, rounds).
         participations: largest number of steps in which one unit takes part.
         drop_last: whether batches are left out because of their size.
-        denominator: what a sum is divided by, "expected" (a public number) or "realised".
+        denominator: divisor of a sum, "expected" (a public number) or "realised".
         weights: weights of the units, "uniform" or "examples" (private numbers of examples).
         unit, relation: protected unit; stated neighbouring relation. A relation of None lets the
             report choose the relation of its proof.

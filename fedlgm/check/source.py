@@ -63,7 +63,9 @@ class Source:
         return [call for call in self.calls if call_name(call) in names]
 
     def expression(self, node: ast.expr) -> ast.expr:
-        """What the script assigns to a name, if it does so once; any other expression as it is."""
+        """The expression that the script assigns to a name, if it assigns the name only once; any
+        other expression unchanged.
+        """
         return self._names.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def before(self, node: ast.expr) -> ast.expr | None:

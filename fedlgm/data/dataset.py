@@ -46,7 +46,8 @@ class DataSet:
         train_user: for sets with natural clients, the user of each training example, int64 [n], in
             [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
-        spent: cost of private statistics in the arrays, such as those that standardised them.
+        spent: cost of private statistics in the arrays, such as the statistics with which they were
+            standardised.
         labels: for classes with names, the name of each class.
         columns: for tables, the descriptions of the columns of the inputs, in the order of the
             columns.

@@ -122,7 +122,7 @@ class Sites:
         if self._path.resolve() in [path.resolve() for path in paths]:
             raise DataError(
                 f"data: {str(self._path)!r} is the public test table and must not be one of "
-                "the training files: move it, or name the others"
+                "the training files: move it, or name the other files"
             )
         found: dict[tuple[str, ...], list[Path]] = {}
         frames = []

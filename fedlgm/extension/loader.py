@@ -279,7 +279,7 @@ def call_with_options(
 
 
 def raised_in(found: Any, error: BaseException) -> str:
-    """A user's exception in one line of text. It names the last line of the user's file in the
+    """A line of text about a user's exception, which names the last line of the user's file in the
     traceback.
 
     Args:

@@ -1,4 +1,4 @@
-"""A mechanism with the model and the facts of one run. Server and clients agree on it."""
+"""A mechanism with the model and the facts of one run, on which server and clients agree."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     scale.
 
     See `add_noise_`. Rows are added one by one: the last numbers of a vector do not fill a
-    register, and PyTorch may round these numbers differently from the rest.
+    register, and PyTorch may round these numbers differently from the other numbers.
     """
     check_scale(scale)
     if scale > 0:

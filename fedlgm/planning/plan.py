@@ -433,8 +433,8 @@ class ReleasePlan:
 
     @cached_property
     def _text(self) -> str:
-        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and so is
-        # the omission of fields that a plan does not have.
+        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and fields
+        # that a plan does not have must be omitted.
         return json.dumps(
             {
                 "protected": self.protected,

@@ -1,11 +1,11 @@
 """Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
 
 Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a
-sum by up to 2 S, so its multipliers are divided by two before accounting. With fixed-size sampling
-without replacement this gives the sampled Gaussian mechanism of rate m/N at the doubled
-sensitivity, and likewise with Poisson sampling. The amplification theorem for replacement (Balle,
-Barthe and Gaboardi 2018) then covers one release. Compositions are not proven to be covered
-(docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
+sum by up to 2 S, so its multipliers are divided by two before accounting. For fixed-size sampling
+without replacement, as for Poisson sampling, this gives the sampled Gaussian mechanism of rate m/N
+at the doubled sensitivity. The amplification theorem for replacement (Balle, Barthe and Gaboardi
+2018) then covers one release. Compositions are not proven to be covered (docs/guarantees.md,
+section Replace-one), and plans say so (status "conditional").
 """
 
 from __future__ import annotations

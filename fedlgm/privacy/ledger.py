@@ -118,8 +118,8 @@ class Ledger:
         Raises:
             ConfigError: an argument is outside its range, or the event has an impossible number.
             LedgerError: the row cannot be written; the key has been charged for this round at
-                another cost; or earlier rows state another unit or relation, or state none although
-                this row does.
+                another cost; or earlier rows state another unit or relation, or no protection
+                although this row states one.
         """
         self.charge_each(
             event,

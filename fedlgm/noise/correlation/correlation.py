@@ -320,8 +320,8 @@ class Correlation:
             quiet = self.noise_std() <= _LOUDEST
         if not quiet.all():
             raise ConfigError(
-                f"correlation {self.name!r} makes more than {_LOUDEST:g} times the noise that it "
-                "is made of in round "
+                f"correlation {self.name!r} makes more than {_LOUDEST:g} times its independent "
+                "noise in round "
                 f"{int(quiet.argmin()) + 1}: later coefficients are too large relative to the first"
             )
 

@@ -112,7 +112,7 @@ class _Walk:
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}
         if shapes != {name: tuple(p.shape) for name, p in module.named_parameters()}:
-            raise _UnknownError("models whose parameters are not those of the layer table")
+            raise _UnknownError("models with other parameters than the layer table")
         if any(p.dtype != torch.float32 for p in module.parameters()):
             raise _UnknownError("parameters other than float32")
         if not all(isinstance(size, int) for size in shape):

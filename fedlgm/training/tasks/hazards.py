@@ -90,7 +90,7 @@ class Hazards(Task):
         if (time < 0).any() or not np.isin(event, (0, 1)).all():
             raise DataError(
                 f"task 'hazards' needs times of at least 0 and events 0 (censored) or 1, but some "
-                f"{part} targets are others"
+                f"{part} targets have other values"
             )
         number = np.arange(len(self._breaks))
         died = np.searchsorted(self._breaks, time, side="left")[:, None]

@@ -25,8 +25,8 @@ aten = torch.ops.aten
 class RecurrentRule(Rule):
     """Layers of sequences [n, T, in], in one direction, with or without initial states.
 
-    The inputs of a call are joined to one tensor, and so are its outputs: [n, T, hidden] followed
-    by the last states of every layer.
+    The inputs of a call are joined to one tensor. The outputs are joined to another tensor: [n, T,
+    hidden] followed by the last states of every layer.
 
     Attributes:
         states: number of states of a layer: 2 with cells, 1 without.

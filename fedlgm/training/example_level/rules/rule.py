@@ -92,7 +92,8 @@ class Rule:
 
     @classmethod
     def dimensions(cls, module: Any) -> int:
-        """Least number of dimensions of an input whose first one is the example.
+        """Least number of dimensions of an input, including the first dimension, which is the
+        example.
 
         With fewer dimensions, torch treats all rows as one example, for instance as the channels of
         one image.
