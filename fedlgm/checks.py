@@ -33,22 +33,22 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
 
 
 def check_share(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1); arguments and errors as in `check_positive`."""
+    """Refuse values outside (0, 1); arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 < number < 1, "lie in (0, 1)")
 
 
 def check_below_one(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1); arguments and errors as in `check_positive`."""
+    """Refuse values outside [0, 1); arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 <= number < 1, "lie in [0, 1)")
 
 
 def check_rate(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1]; arguments and errors as in `check_positive`."""
+    """Refuse values outside (0, 1]; arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 < number <= 1, "lie in (0, 1]")
 
 
 def check_fraction(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1]; arguments and errors as in `check_positive`."""
+    """Refuse values outside [0, 1]; arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 

@@ -85,7 +85,7 @@ class ClientPlanner(Protocol):
         """The client's release.
 
         Args:
-            follow: makes the release of this client's update by a given plan.
+            follow: function that makes the release of this client's update by a given plan.
             update: the client's update [1, D]; None without data.
             asked: the request, with the round's common plan.
             noise: ring of the client's noise.
@@ -123,7 +123,9 @@ class Contributions(ABC):
 
     @abstractmethod
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release, with its noise; clients without data release noise."""
+        """Each client's own release, with the client's noise. Clients without data release only
+        noise.
+        """
 
 
 class WholeUpdates(Contributions):

@@ -120,7 +120,7 @@ def split_answers(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 
 def raw_updates(updates: Updates) -> Tensor:
-    """The raw updates; errors as for `split_answers`.
+    """The raw updates. The errors are those of `split_answers`.
 
     Example:
         >>> raw_updates(torch.ones(2, 3)).shape

@@ -208,15 +208,15 @@ def only_test_examples(
     whole.
 
     Args:
-        name: as for `load`; the name of a set, or of half of a set.
-        data_dir: as for `load`.
-        pixels: as for `load`.
+        name: see `load`; the name of a set, or of half of a set.
+        data_dir: see `load`.
+        pixels: see `load`.
         options: options of a user's own sets, which are refused.
 
     Raises:
         ConfigError: the name is unknown, or the set is a user's own set, whose test examples are
             read together with private examples.
-        DataError: as for `load`.
+        DataError: see `load`.
 
     >>> found = only_test_examples("digits")
     >>> len(found.train_y), found.train_y is found.test_y
@@ -281,7 +281,7 @@ def outline(
     information.
 
     Args:
-        name: as for `load`.
+        name: see `load`.
         image_classes: stated number of classes of an "image-folder"; if it is not stated, the
             number is unknown.
         image_size: height and width of the images of an "image-folder".
@@ -311,10 +311,10 @@ def outline(
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
     """Number of training examples of a bundled set or of half of such a set; None if only the files
-    contain this number.
+    show this number.
 
     Args:
-        name: as for `load`.
+        name: see `load`.
         train_images: stated number of training images of an "image-folder"; if it is not stated,
             the number is unknown.
 

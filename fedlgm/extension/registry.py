@@ -76,7 +76,7 @@ class Registry(Generic[T]):
         """Register an object, or its later definition.
 
         Raises:
-            ConfigError: as in `check_free`.
+            ConfigError: see `check_free`.
         """
         self.check_free(name, item)
         self._items[name] = item
@@ -108,7 +108,7 @@ class Registry(Generic[T]):
         """The function that a recipe's value names.
 
         Args:
-            name: as in `find`.
+            name: see `find`.
             form: the function's arguments and result, for the message.
             arguments: arguments that the function must take.
 

@@ -111,7 +111,7 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum; arguments as in `release`.
+        """The noise of this sum. The arguments are those of `release`.
 
         Raises:
             ConfigError: the sum is neither float32 nor float64.

@@ -138,5 +138,5 @@ class NoiseSource(Protocol[P_contra]):
         `fedlgm.noise.release.Noising`.
 
         Raises:
-            ConfigError, PrivacyError, RunError: as for `fedlgm.noise.release.release`.
+            ConfigError, PrivacyError, RunError: see `fedlgm.noise.release.release`.
         """

@@ -355,7 +355,7 @@ def composed_epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+        ConfigError: a number of compositions is not a whole number of at least 0; or see
             `fedlgm.privacy.events.encode`.
         PrivacyError: the accountant cannot handle one of the events.
 
@@ -386,7 +386,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
         mu^2 of the one Gaussian release (0 without any), and the other events.
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+        ConfigError: a number of compositions is not a whole number of at least 0; or see
             `fedlgm.privacy.events.encode`.
 
     Example:

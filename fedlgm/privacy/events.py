@@ -348,7 +348,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
     Raises:
         ValueError: the record does not belong to a known event.
-        ConfigError: as in `encode`.
+        ConfigError: see `encode`.
 
     Example:
         >>> decode(encode(gaussian_event(1.5, 0.1))) == gaussian_event(1.5, 0.1)

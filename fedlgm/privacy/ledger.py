@@ -143,7 +143,7 @@ class Ledger:
         """Record one release of each of several clients. Either all rows are on disk when it
         returns, or no row is.
 
-        A disk confirms many rows as fast as one. Arguments and errors as in `charge`.
+        A disk confirms many rows as fast as one row. Arguments and errors are those of `charge`.
 
         Args:
             event: the proven cost of each release.
@@ -154,7 +154,7 @@ class Ledger:
             guarantee: see `charge`.
 
         Raises:
-            LedgerError: the same noise was charged for another release, or as for `charge`.
+            LedgerError: the same noise was charged for another release; or see `charge`.
         """
         draft = Draft.of(event, round, keys, claim, protects, guarantee)
         with self._translate_errors(), transaction(self._db):

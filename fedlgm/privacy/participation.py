@@ -56,7 +56,8 @@ def draws_of(
     participations: int | None,
     relation: Relation,
 ) -> tuple[Draws, int]:
-    """The draws that arguments of `epsilon` and `calibrate` state, and how often they are repeated.
+    """The draws that arguments of `epsilon` and `calibrate` state, and the number of repetitions of
+    the draws.
 
     Raises:
         ConfigError: an argument is out of range, or does not belong to the sampling.

@@ -58,7 +58,7 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
     Args:
         expected_runs: mean of the number of runs, as for `selection_event`; `selection_event`
             refuses invalid values.
-        law: as for `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
+        law: see `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
             (Definition 1 at eta = 0).
         generator: a secret stream.
 

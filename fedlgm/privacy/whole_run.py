@@ -101,7 +101,7 @@ class WholeRun:
         """Smallest sigma_* of every round such that the run stays within (epsilon, delta).
 
         Raises:
-            ConfigError, PrivacyError: as `privacy.accounting.calibrate`.
+            ConfigError, PrivacyError: see `privacy.accounting.calibrate`.
         """
         sampled = self.sampling.amplifies
         multiplier = accounting.calibrate(
@@ -137,7 +137,8 @@ class WholeRun:
 
         The release is a further row of C: the same coefficients on the past and an independent z. A
         client moves the release by at most the row's bound, whichever rounds the client's coins
-        chose, so the release is charged without amplification. Arguments and errors as in `event`.
+        chose, so the release is charged without amplification. Arguments and errors are those of
+        `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)

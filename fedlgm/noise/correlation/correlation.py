@@ -212,8 +212,8 @@ class Correlation:
         self, rounds: int, min_separation: int, max_participations: int | None = None
     ) -> float:
         """Sensitivity of the first `rounds` rounds alone, which determines the cost so far; 0 for
-        no rounds. It never falls with the number of rounds. Arguments, errors and source as in
-        `sensitivity`.
+        no rounds. It never falls with the number of rounds. Arguments, errors and source are those
+        of `sensitivity`.
 
         Raises:
             ConfigError: `rounds` is outside 0 to the number of rounds.

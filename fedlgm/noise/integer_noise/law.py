@@ -65,8 +65,8 @@ class IntegerNoise(ABC):
 
         Args:
             orders: above 1, [n].
-            deviation: as in `privacy.distributed_epsilon`.
-            parties: as in `privacy.distributed_epsilon`.
+            deviation: see `privacy.distributed_epsilon`.
+            parties: see `privacy.distributed_epsilon`.
             l2: largest l2 change of the integer sum by a neighbouring data set.
             l1: largest l1 change of the sum.
             dimension: coordinates of the sum.
