@@ -73,8 +73,8 @@ def class_numbers(
         return (*parts.values(), None)
     if labels is None and len(texts) < len(parts):
         raise DataError(
-            f"{next(iter(texts))} targets are names, but those of the other part are not: both "
-            "parts must be alike"
+            f"{next(iter(texts))} targets are names, but the targets of the other part are "
+            "not: both parts need targets of the same kind"
         )
     for part, y in texts.items():
         if (
@@ -187,14 +187,14 @@ def spelled_once(values: Mapping[str, Any], what: str) -> None:
         >>> spelled_once({"01": 1, "1": 1}, "column 'ward'")
         Traceback (most recent call last):
             ...
-        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become one: spell equal values alike
+        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become the same value: use one spelling
     """
     first: dict[Any, str] = {}
     for text, value in values.items():
         if (other := first.setdefault(value, text)) != text:
             raise DataError(
-                f"{what} has {other!r} and {text!r}, which would become one: spell equal values "
-                "alike"
+                f"{what} has {other!r} and {text!r}, which would become the same value: use one "
+                "spelling"
             )
 
 

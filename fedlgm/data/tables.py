@@ -243,7 +243,7 @@ def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float,
             continue
         if len(values) and values.min() == values.max():
             raise DataError(
-                f"data.standardise: all test rows have one value of {column['name']!r}: leave it "
+                f"data.standardise: all test rows have the same {column['name']!r}: leave it "
                 "out of data.inputs, or give the mean and deviation of each column"
             )
         figures[column["name"]] = float(values.mean()), float(values.std())
@@ -535,12 +535,12 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
             images = [fit_image(image, size, channels) for image in values]
         if len({image.shape for image in images}) > 1:
             raise DataError(
-                f"data.image_size: images of column {name!r} differ in size: name one, in pixels"
+                f"data.image_size: images of column {name!r} differ in size: set a size in pixels"
             )
         return np.stack(images)
     remedy = (
         f"drop it, or list its public categories, data={{..., 'categories': {{{name!r}: [...]}}}}; the "
-        "owners' column is 'users', and a date a number of days; text needs a tokenizer: "
+        "owners' column belongs under 'users'; give dates as days; text needs a tokenizer: "
         f"data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}"
     )
     return numbers(values, f"data: column {name!r} of {part!r}", remedy)
