@@ -232,7 +232,7 @@ class Settings:
         return _ceil(self.epochs / self.rate)
 
     def as_accounted(self) -> Settings:
-        """The run with the values with which epsilon was computed."""
+        """The run's settings, but with the values for which epsilon was computed."""
         values = dict(self.accounted or {})
         if not {"epochs", "steps"} & set(values):
             values |= {"epochs": self.epochs, "steps": self.steps}

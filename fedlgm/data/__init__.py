@@ -87,8 +87,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a name belongs to a published set that `load` knows, or to half of such a set. Names
-    of a user's own data are not such names.
+    """Whether a name belongs to a published set that `load` knows, or to half of such a set. For
+    the names of a user's own data the result is False.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]

@@ -115,7 +115,7 @@ class Mechanism:
             facts: the run's facts, whose rounds are not charged one by one.
 
         Raises:
-            ConfigError: the message gives the reason.
+            ConfigError: the run is not supported; the message gives the reason.
         """
         what = (
             "noise correlated over rounds"

@@ -357,7 +357,7 @@ def composed_epsilon(
     Raises:
         ConfigError: a number of compositions is not a whole number of at least 0; or see
             `fedlgm.privacy.events.encode`.
-        PrivacyError: the accountant cannot handle one of the events.
+        PrivacyError: the accountant cannot handle an event.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -489,7 +489,7 @@ def compose(
         delta: the only delta, above 0, at which the accountant will be asked for epsilon.
 
     Raises:
-        PrivacyError: the accountant cannot handle one of the events.
+        PrivacyError: the accountant cannot handle an event.
     """
     composed = new_accountant(accountant, [event for event, _ in events])
     if delta is not None and isinstance(composed, RenyiAccountant):

@@ -78,7 +78,7 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
 
     Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
     over the positions, all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
-    classes. The layers are the layers of the network in the published figures. The LM-DP-SGD paper
+    classes. The published figures of this network belong to the same layers. The LM-DP-SGD paper
     calls this network 12-layer Deep-CNN.
 
     Args:
