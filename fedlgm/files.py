@@ -230,7 +230,7 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
             explain_failure(
                 f"cannot work on the {what} {folder}",
                 error,
-                "the user must own the folder's files, and the disk must be writable and have free space",
+                "the user must own the files, and the disk must be writable and have free space",
             )
         ) from error
 

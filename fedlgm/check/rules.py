@@ -77,8 +77,8 @@ def mechanism(settings: Settings) -> Verdict | None:
             "conditional",
             "Noise that is not identical over coordinates is sound as published, with two "
             "exceptions: for a weighted error (Remark 4), the noise scales must be divided by the "
-            "weights; Laplace noise has no pure epsilon by Renyi accounting. Check the profile with "
-            "`fedlgm plan`.",
+            "weights; Laplace noise has no pure epsilon by Renyi accounting. Check the profile "
+            "with `fedlgm plan`.",
             bound=False,
         )
     if settings.mechanism == "none" or settings.noise_multiplier == 0:
@@ -309,8 +309,8 @@ def scale_of_the_noise(settings: Settings) -> Verdict | None:
     if settings.noise_on == "mean":
         return Verdict(
             "conditional",
-            "Noise of the sum's scale is added to the mean: there is more noise, by a factor of the "
-            "batch size, and the stated epsilon is that of another mechanism.",
+            "Noise of the sum's scale is added to the mean: there is more noise, by a factor of "
+            "the batch size, and the stated epsilon is that of another mechanism.",
             factor=float(max(1, math.floor(size))) if size and public else 1.0,
             missing=missing,
         )

@@ -366,7 +366,7 @@ def with_users(data: Any, users: Any) -> Any:
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The mapping, without the further splits of a `datasets.DatasetDict`."""
     if not hasattr(data, "push_to_hub") or "test" not in data:
-        return data  # without a test part, the message of `load` names the part that could be the test part
+        return data  # without a test part, `load` names the part that may be it
     return {part: data[part] for part in ("train", "test") if part in data}
 
 

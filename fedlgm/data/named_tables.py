@@ -277,8 +277,8 @@ def _load(
             parts = load_dataset(path, subset, split=list(splits), **options)
         except (ConnectionError, ValueError) as error:
             raise DataError(
-                f"data: the CSV files of {path!r} are not on this machine, and users and classes in "
-                "the cache have guessed types, so that 007 and 7 may be the same value: set "
+                f"data: the CSV files of {path!r} are not on this machine, and users and classes "
+                "in the cache have guessed types, so that 007 and 7 may be the same value: set "
                 "data.dir to a folder with these files"
             ) from error
         parts = [part.to_pandas() for part in parts]

@@ -23,7 +23,7 @@ from private texts would reveal information about them.
 LENGTH = 32
 _TEST_EVERY = 10
 _VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")
-_LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, and a table that may be cleared
+_LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, a clearable table
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:

@@ -123,8 +123,8 @@ class NoisedInShares(NoisedByClients):
             )
         if plan.bounded_by != "aggregator":
             raise ConfigError(
-                "trust 'distributed' needs contributions that the sum bounds, but this plan's trainer "
-                "bounds other units"
+                "trust 'distributed' needs contributions that the sum bounds, but this plan's "
+                "trainer bounds other units"
             )
         if plan.size:
             IntegerGrid.of(plan)

@@ -202,8 +202,8 @@ class Ledger:
             )
             raise LedgerError(
                 f"the ledger {self.path} holds a release that {theirs}, but this one {ours}: "
-                "epsilons add up only if both releases protect the same unit under the same relation; "
-                "state unit and relation for both (protects), or use another ledger"
+                "epsilons add up only if both releases protect the same unit under the same "
+                "relation; state unit and relation for both (protects), or use another ledger"
             )
 
     def owner(self) -> str:

@@ -15,9 +15,9 @@ threads.
     uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32; without the minimum,
              float32 would round the largest to 1
     tail     where x < 2^16 (one word in 65,536) 32 more bits x' make
-             u = (x - x mod 2 + (x' + 1/2) 2^-31) 2^-32, in float32, never below 2^-64. Without these
-             bits the noise would end at 6.7 standard deviations and be coarse just below. In large
-             models this would cost more than a usual delta
+             u = (x - x mod 2 + (x' + 1/2) 2^-31) 2^-32, in float32, never below 2^-64. Without
+             these bits the noise would end at 6.7 standard deviations and be coarse just below. In
+             large models this would cost more than a usual delta
     Gaussian Box and Muller (1958), one pair from (x_0, x_1) and one from (x_2, x_3): with radius
              sqrt(-2 ln u) of x and v = the low 30 bits of y, doubled and made odd as a signed
              fraction in (-1, 1), the pair is (cos(v pi / 4), sin(v pi / 4)), swapped if bit 30 of y
