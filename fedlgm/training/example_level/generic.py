@@ -248,5 +248,5 @@ class _Direct(nn.Module):
         self._forward = module.forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The module's outputs. Unlike `nn.Module.__call__`, this call also runs no global hooks."""
+        """The module's outputs. Unlike in `nn.Module.__call__`, no global hooks run."""
         return self._forward(*arguments, **named)

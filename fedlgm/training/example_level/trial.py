@@ -245,8 +245,8 @@ class _Gradients:
             ):
                 return (
                     "the gradient of an example differs from the gradient that PyTorch computes "
-                    "for this example alone: the model or the task remembers what it has seen, a hook "
-                    "changes gradients, or a function has a backward pass of its own"
+                    "for this example alone: the model or the task remembers what it has seen, a "
+                    "hook changes gradients, or a function has a backward pass of its own"
                 )
         times = max(1, _BATCH // len(y))
         repeated = torch.arange(len(y), device=y.device).repeat(times)
