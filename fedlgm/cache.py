@@ -1,9 +1,9 @@
-"""Results that take seconds to compute, kept on disk between runs under a key of everything that
-determines them.
+"""A cache on disk for results that take seconds to compute. A result's key covers everything that
+determines the result.
 
 The folder is `$FEDLGM_CACHE` (~/.cache/fedlgm/computed if it is not set; "0" keeps nothing), and
-only its owner can read it. A file only saves time and is never evidence: its reader checks the
-content like untrusted input. Damaged files and folders that cannot be written are ignored.
+only its owner can read it. A cached file only saves time and proves nothing: its reader checks the
+content as it checks untrusted input. Damaged files and folders that cannot be written are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from fedlgm.files import write_durably
 
-_MOST = 256  # files of a kind
+_MOST = 256  # files of one kind of computation
 
 
 def folder() -> Path | None:
@@ -62,7 +62,7 @@ def version_of(package: str) -> str:
 
 
 def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
-    """The result kept for exactly these inputs; None if there is none or it is damaged.
+    """The result kept for exactly these inputs; None if no result is kept or its file is damaged.
 
     Args:
         kind: name of the computation.
@@ -82,8 +82,8 @@ def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
 
 
 def save(kind: str, inputs: Mapping[str, Any], content: bytes) -> None:
-    """Keep a result, and drop the oldest if there are too many. The arguments are those of
-    `load`.
+    """Keep a result, and delete the oldest results if there are too many. The arguments are those
+    of `load`.
     """
     place = _place(kind, inputs)
     if place is None:

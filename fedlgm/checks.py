@@ -1,4 +1,4 @@
-"""Checks of arguments: each refuses a value with one message that names it."""
+"""Checks of arguments: each check refuses a value with a message that names the argument."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
     """Refuse values that are not finite numbers above zero.
 
     Args:
-        owner: object that the values are arguments of, for the message.
+        owner: object whose arguments are checked; the message names it.
         values: the values by name.
 
     Raises:
-        ConfigError: another value is given.
+        ConfigError: a value is not a finite number above zero.
 
     >>> check_positive(epsilon="8")
     Traceback (most recent call last):
@@ -33,22 +33,22 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
 
 
 def check_share(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1); arguments and errors as in `check_positive`."""
+    """Refuse values outside (0, 1); arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 < number < 1, "lie in (0, 1)")
 
 
 def check_below_one(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1); arguments and errors as in `check_positive`."""
+    """Refuse values outside [0, 1); arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 <= number < 1, "lie in [0, 1)")
 
 
 def check_rate(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside (0, 1]; arguments and errors as in `check_positive`."""
+    """Refuse values outside (0, 1]; arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 < number <= 1, "lie in (0, 1]")
 
 
 def check_fraction(owner: str = "", /, **values: Any) -> None:
-    """Refuse values outside [0, 1]; arguments and errors as in `check_positive`."""
+    """Refuse values outside [0, 1]; arguments and errors are those of `check_positive`."""
     _check(owner, values, lambda number: 0 <= number <= 1, "lie in [0, 1]")
 
 
@@ -84,7 +84,7 @@ def _check(
 
 
 def check_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """Refuse a value that is not a whole number of at least `least`, and at most `most`.
+    """Refuse a value that is not a whole number from `least` to `most`.
 
     Args:
         name: the argument's name, for the message.
@@ -96,7 +96,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
         The number.
 
     Raises:
-        ConfigError: any other value.
+        ConfigError: the value is not such a number.
 
     >>> check_count("rows", 1.5)
     Traceback (most recent call last):
@@ -120,18 +120,18 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         owner: beginning of the message.
 
     Raises:
-        ConfigError: an unknown value.
+        ConfigError: the value is unknown.
 
     Example:
         >>> check_known("accountant", "pld", ["pld", "rdp"])
     """
-    names = getattr(known, "__args__", None) or tuple(known)  # a Literal's; every plan asks
+    names = getattr(known, "__args__", None) or tuple(known)  # of a Literal
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
 
 def check_counts(owner: str, /, *, least: int = 1, most: int | None = None, **values: Any) -> None:
-    """`check_count` for several values by name; `owner` as in `check_positive`."""
+    """Apply `check_count` to several values by name. `owner` is as in `check_positive`."""
     for name, value in values.items():
         check_count(f"{_of(owner)}{name}", value, least, most)
 
@@ -152,8 +152,8 @@ def check_fields(owner: str, record: Any) -> None:
     """Refuse values of a dataclass that the annotations of its fields exclude.
 
     Plain types are checked. The types of this module, such as `Positive`, limit numbers. A
-    `Literal` names all choices. A user's class is checked by the annotations of the class of this
-    package from which it is derived.
+    `Literal` names all choices. A user's class is checked by the annotations of its base class in
+    this package.
 
     Args:
         owner: beginning of the message.

@@ -32,7 +32,7 @@ class RunError(FedlgmError):
 
 
 class OtherObjectsError(RunError):
-    """A run that was made with other Python objects than those now given."""
+    """A run that was started with different Python objects from those given now."""
 
 
 class DiskError(RunError):
@@ -40,12 +40,12 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """Training whose model is no longer finite; the rounds before it are kept.
+    """A training in which the model became infinite or NaN. The earlier rounds are kept.
 
     Attributes:
-        largest: (client, l2 norm) of the last round's largest contributions, largest first, if each
-            arrived separately. The message omits them, because only the operator may know who took
-            part.
+        largest: (client, l2 norm) of the last round's largest contributions, in descending order,
+            if each contribution arrived separately. The message omits them, because only the
+            operator may know who took part.
     """
 
     largest: tuple[tuple[int, float], ...] = ()

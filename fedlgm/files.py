@@ -24,7 +24,7 @@ _OF_DISKS = {
     errno.EFBIG: "the file is larger than is permitted; raise the limit of this user",
     errno.EROFS: "the file system is read-only; choose another folder",
 }
-_CLASH = "a file has the name of a folder, or a folder that of a file; choose another path"
+_CLASH = "a file has the name of a folder, or a folder has the name of a file; choose another path"
 _REASONS = _OF_DISKS | {
     errno.ENOENT: "there is no such file or folder; check the path",
     errno.EISDIR: "it is a folder; give the path of a file",
@@ -41,7 +41,7 @@ PUBLIC = 0o666
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that an argument names, whether or not there is a file; "~" is the user's home.
+    """The path that an argument names. The file need not exist; "~" is the user's home.
 
     Raises:
         ConfigError: the value is not a path, or the system refuses it, as in a folder of another
@@ -63,8 +63,8 @@ def path_of(name: str, value: Any) -> Path:
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
-            f"{name} {str(value)[:80]!r}: the user's home is not known; a name that begins with ~ "
-            "is ./~..."
+            f"{name} {str(value)[:80]!r}: the user's home is not known; write a name that begins "
+            "with ~ as ./~..."
         ) from error
     except OSError as error:
         error.filename = None  # the name may have thousands of characters
@@ -74,8 +74,8 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a new folder cannot have this path, because something is there that is not an empty
-    folder.
+    """Whether a path is taken, so that no new folder can have it. The path of an empty folder is
+    not taken.
 
     Example:
         >>> import tempfile
@@ -104,8 +104,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _decode(content: bytes) -> str:
-    """Text of a file, in UTF-8 or, as some editors of Windows write it, with a byte order mark or
-    in UTF-16.
+    """Text of a file in UTF-8. Some Windows editors add a byte order mark or write UTF-16, which is
+    read too.
     """
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if wide else "utf-8-sig")
@@ -113,10 +113,10 @@ def _decode(content: bytes) -> str:
 
 
 class Under:
-    """A path below its object's `path`, as an attribute of a class of folders.
+    """An attribute of a class that describes a folder: a path below the folder's `path`.
 
     Args:
-        place: the path below it.
+        place: the path relative to the folder.
 
     Example:
         >>> class Run:
@@ -143,9 +143,9 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
         path: the file to replace.
         mode: mode of the new file, without the bits of the process's umask; it is set before
             anything is written.
-        shared: whether several processes or threads may write the file at once; the last one to end
-            wins. Each writer then has a separate file, which remains if its process is killed.
-            Otherwise the next writer removes such a file.
+        shared: whether several processes or threads may write the file at once. If so, each writer
+            has a separate draft, and the last writer to end determines the file. The draft of a
+            killed process remains. Otherwise the next writer removes it.
 
     Raises:
         OSError: the file cannot be written; errors of the block pass unchanged.
@@ -182,7 +182,7 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
         what: what failed, and where. A file that the error names is added if it is not in this
             text.
         error: an error of the system, or of a library that has read the file.
-        remedy: what to do; by default the usual remedy of the reason.
+        remedy: what to do; by default the usual remedy for this reason.
 
     Example:
         >>> explain_failure("no.csv cannot be read", FileNotFoundError(errno.ENOENT, "", "no.csv"))
@@ -198,12 +198,12 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
 
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
-    """Say in one sentence what the system refused in a block that writes a folder; other errors
-    pass unchanged.
+    """Turn the system's errors in a block that writes a folder into one sentence; other errors pass
+    unchanged.
 
     Args:
         folder: the folder.
-        what: noun for it, for the message.
+        what: noun for the folder in the message.
 
     Raises:
         DiskError: a disk is full or may not be written, or a file of the folder cannot be used.
@@ -230,7 +230,7 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
             explain_failure(
                 f"cannot work on the {what} {folder}",
                 error,
-                "the user must own its files, and the disk must be writable and have free space",
+                "the user must own the files, and the disk must be writable and have free space",
             )
         ) from error
 
@@ -243,7 +243,7 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
         save: writes a file at a given path. The suffix of this path may differ from the target's.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     if not target.parent.is_dir():
         raise RunError(
@@ -260,8 +260,8 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """Yield the place for a folder that appears as `path` when the block ends; an error leaves
-    nothing behind.
+    """Yield the path of a draft folder, which becomes `path` when the block ends. After an error
+    nothing remains of the draft.
 
     Raises:
         OSError: the folder cannot be made; errors of the block pass unchanged.
@@ -341,7 +341,7 @@ def close_folder(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and not path.is_symlink():
-            with suppress(OSError):  # another owner's, or a file system without modes
+            with suppress(OSError):  # another user owns it, or the file system has no modes
                 path.chmod(mode & 0o700)
 
 

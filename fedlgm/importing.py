@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without searches for garbage. These searches take a seventh of the time of PyTorch's
-    import.
+    """Import without garbage collection, which takes a seventh of the time of PyTorch's import.
 
-    This is only for the library's own processes, before they read data, because objects that exist
-    at the end are never searched later.
+    Only the library's own processes use this, before they read data, because the garbage collector
+    never examines the objects that exist at the end.
 
     Example:
         >>> with importing():

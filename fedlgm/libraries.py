@@ -1,8 +1,8 @@
-"""Types of libraries that are optional or load slowly, for annotations alone: no module loads a
-library to name its type.
+"""Types for annotations, from libraries that are optional or load slowly: no module loads a library
+only to name its types.
 
 `torch` is loaded when it is first used. Processes that only read plans, such as a deployment's
-signer, would otherwise hold half a gigabyte for nothing. `Tensor` is for annotations.
+signer, would otherwise use half a gigabyte of memory for nothing. `Tensor` is for annotations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Modules under their former names, for one release; short public names of modules stay.
+"""Former names of modules, which work for one release, and short public names, which stay.
 
 A former name gives the module itself, with a DeprecationWarning that states the new name.
 """

@@ -44,7 +44,7 @@ PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
 ANY_CLIENT = -1
 
-# bytes of a header of the .npy format, version 1, up to the text whose length the last two state
+# bytes before the text of a .npy header, version 1; the last two state the text's length
 _PREFIX = 10
 
 
@@ -106,8 +106,8 @@ def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def in_a_simulation(population: int) -> str:
-    """The end of a message about too few nodes: the option of `flwr run`, whose simulations have
-    two nodes by default.
+    """The end of a message about too few nodes. It names the option of `flwr run` that sets their
+    number, which is two by default.
 
     >>> in_a_simulation(20)
     '; in a simulation: --federation-config num-supernodes=20, ...'

@@ -1,5 +1,5 @@
-"""Words of messages about settings: the key that a message concerns, similar names, and what is
-wrong in the terms of a settings file instead of pydantic's.
+"""Wording of messages about settings: the key that a message concerns, similar names, and problems
+in the terms of a settings file instead of pydantic's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fedlgm.errors import ConfigError
 def prefix_key(
     path: str, owner: str = "", keys: Callable[[], Iterable[str]] = tuple
 ) -> Iterator[None]:
-    """Prefix a ConfigError's message with its key; the arguments are those of `prefix_message`,
-    with `keys` a function.
+    """Prefix a ConfigError's message with its key. The arguments are those of `prefix_message`, but
+    `keys` is a function that returns the keys.
     """
     try:
         yield
@@ -33,7 +33,7 @@ def prefix_message(path: str, message: str, owner: str = "", keys: Iterable[str]
         path: a section ("mechanism"), or one of its keys ("data.partition").
         message: the message, raised by code that does not know the recipe.
         owner: name of the object that the section describes; the message may begin with it.
-        keys: keys of the section: a message that begins with one of them is about that key.
+        keys: keys of the section. A message that begins with a key is about this key.
 
     >>> prefix_message("mechanism", "uniform: bound must be positive", "uniform", ["bound"])
     'mechanism.bound must be positive'
@@ -81,7 +81,7 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     Args:
         name: the unknown name.
         known: the known names.
-        others: what else is accepted; mentioned if no known name is similar.
+        others: other accepted values; mentioned if no known name is similar.
         listed: command that lists the known names, if they are too many for a message.
 
     >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")
@@ -119,7 +119,7 @@ def describe_problem(problem: Mapping[str, Any], known: Iterable[str] = ()) -> s
 
     Args:
         problem: one of pydantic's `ValidationError.errors()`.
-        known: the known keys of the section that holds an unknown one.
+        known: the known keys of the section in which a key is unknown.
 
     >>> describe_problem({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
     "run.sed: unknown key; did you mean 'seed'?"

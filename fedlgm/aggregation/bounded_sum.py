@@ -43,9 +43,9 @@ class BoundedSum:
     Attributes:
         plan: bounds and released parts.
         total: [plan.size] float64, layers then auxiliary queries.
-        count: contributions added, the discarded ones included.
-        discarded: contributions that held NaN or Inf and counted as zero; a tensor on the device if
-            updates are bounded on a device.
+        count: number of contributions added, including the discarded ones.
+        discarded: number of contributions that held NaN or Inf and therefore counted as zero; a
+            tensor on the device if updates are bounded on a device.
 
     Raises:
         PrivacyError: a bound is too small for norms in float32.
@@ -71,8 +71,8 @@ class BoundedSum:
 
         Raises:
             PrivacyError: the trainer has bounded the updates although the plan leaves this to the
-                sum, or the reverse; the trainer's bounds exceed the plan's bounds; or answers do
-                not belong to the plan's queries.
+                sum; the trainer has not bounded them although the plan relies on it; the trainer's
+                bounds exceed the plan's bounds; or answers do not belong to the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
             for row in self._require_bounds(updates).unbind():
@@ -107,8 +107,8 @@ class BoundedSum:
                 position += noisy.size
 
     def _require_bounds(self, updates: Updates) -> Tensor:
-        """Rows that the trainer has bounded as the plan says: updates, then answers to its
-        queries.
+        """Rows of updates, followed by the answers to the plan's queries. The trainer has bounded
+        both as the plan says.
         """
         return torch.atleast_2d(require_bounds(updates, self.plan.bounds, self.plan.asked))
 
@@ -137,8 +137,8 @@ class BoundedSum:
 
 
 def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
-    """Add factor * part (float32) to `total` (float64). The sum is made in pieces, which is four
-    times as fast as torch's mixed arithmetic.
+    """Add factor * part (float32) to `total` (float64). The sum is computed in pieces, which is
+    four times as fast as torch's arithmetic on mixed types.
     """
     if part.shape[0] <= _CHUNK:
         total.add_(part.to(total.dtype), alpha=factor)
@@ -164,7 +164,7 @@ def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
         [1.0, 0.5, 0.0]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A norm of 0 may belong to numbers that are not 0, but whose squares vanish.
+        # A norm can be 0 although the numbers are not 0, because their squares may vanish.
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
@@ -173,7 +173,7 @@ def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
     holds NaN or Inf.
 
     Raises:
-        PrivacyError: the plan's trainer bounds its units itself.
+        PrivacyError: the plan leaves the bounding to the trainer.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling

@@ -60,10 +60,10 @@ class Noised:
     """One client's own release, not yet charged.
 
     Attributes:
-        client: its number.
+        client: number of the client.
         total: [plan.size].
-        name: name of its noise; equal names mean equal noise.
-        plan: the plan that it follows.
+        name: name of the release's noise; equal names mean equal noise.
+        plan: the plan that the release follows.
     """
 
     client: int
@@ -73,11 +73,11 @@ class Noised:
 
 
 Follow = Callable[[Asked, KeyRing], Noised]
-"""A client's release by the plan of a request, with the noise of a ring."""
+"""A function that makes a client's release by a request's plan, with noise from a key ring."""
 
 
 class ClientPlanner(Protocol):
-    """Makes a client's release under local trust by a plan of the client's own."""
+    """Makes a client's release under local trust by the client's own plan."""
 
     def release(
         self, follow: Follow, update: Updates | None, asked: Asked, noise: KeyRing
@@ -85,7 +85,7 @@ class ClientPlanner(Protocol):
         """The client's release.
 
         Args:
-            follow: makes the release of this client's update by a given plan.
+            follow: function that makes the release of this client's update by a given plan.
             update: the client's update [1, D]; None without data.
             asked: the request, with the round's common plan.
             noise: ring of the client's noise.
@@ -99,8 +99,7 @@ class Contributions(ABC):
         numerics: threads, device and noise backend.
 
     Attributes:
-        of: "user" if each contribution comes from a user with all of the user's clients, see
-            `Sampling.of`.
+        of: "user" if each contribution covers all clients of one user, see `Sampling.of`.
         answers: the auxiliary queries that clients answer from their data, by name.
     """
 
@@ -114,8 +113,8 @@ class Contributions(ABC):
 
     @abstractmethod
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """(clients, their updates [b, D]) in the order of the request; None for clients that
-        contribute nothing.
+        """Pairs of clients and their updates [b, D], in the order of the request. The updates are
+        None for clients that contribute nothing.
         """
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
@@ -124,12 +123,14 @@ class Contributions(ABC):
 
     @abstractmethod
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release, with its noise; clients without data release noise."""
+        """Each client's own release, with the client's noise. Clients without data release only
+        noise.
+        """
 
 
 class WholeUpdates(Contributions):
-    """Contributions that the sum bounds: whole updates of clients, or of users with all their
-    clients.
+    """Contributions that the sum bounds: the update of a client, or of a user over all of the
+    user's clients.
     """
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
@@ -166,12 +167,12 @@ class WholeUpdates(Contributions):
 
 
 class Budget(Protocol):
-    """A client's remaining releases. A release is admitted before training and charged with its
-    name afterwards.
+    """A client's remaining releases. A release is admitted before training. Afterwards it is
+    charged under the name of its noise.
     """
 
     def admit(self, asked: Asked) -> Keys:
-        """Return the rings of a release, or refuse the release before anything is trained.
+        """Return the key rings of a release, or refuse the release before training.
 
         Raises:
             PrivacyError: the client has not agreed to the plan.
@@ -198,14 +199,14 @@ def client_release(contributions: Contributions, budget: Budget, asked: Asked) -
     if of != contributions.of:
         wanted, given = (f"{unit or 'client'}s" for unit in (of, contributions.of))
         raise PrivacyError(
-            f"the plan is for {wanted}, but these are contributions of {given}: a bound on one "
-            "does not bound the other"
+            f"the plan is for {wanted}, but these are contributions of {given}: a bound "
+            "on one kind of contribution does not bound the other kind"
         )
     for query in (noisy.query for noisy in plan.queries):
         if query.of_data and query.name not in contributions.answers:
             raise ConfigError(
-                f"the plan's query {query.name!r} is answered from a client's data, which these "
-                "clients cannot do: choose a mechanism without it"
+                f"the plan's query {query.name!r} is answered from a client's data, but these "
+                "clients have no such answer: choose a mechanism without this query"
             )
     keys = budget.admit(asked)
     if not plan.facts.noised_by.uploads_released:
@@ -216,6 +217,6 @@ def client_release(contributions: Contributions, budget: Budget, asked: Asked) -
     total = BoundedSum.empty(plan)
     for noised in contributions.releases(asked, keys):
         budget.charge(noised)
-        # the server learns nothing that was not noised
+        # the server receives only noised values
         total.merge(noised.total.to(total.total), 1, 0)
     return total

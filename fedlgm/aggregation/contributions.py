@@ -18,7 +18,8 @@ them."""
 
 @dataclass(frozen=True)
 class BoundedAnswer:
-    """Answers to an auxiliary query in which the trainer bounded every unit's share before summing.
+    """Answers to an auxiliary query. The trainer bounded every unit's share of an answer before it
+    summed the shares.
 
     Attributes:
         query: name of the query.
@@ -39,13 +40,13 @@ class BoundedAnswer:
 
 @dataclass(frozen=True)
 class BoundedUpdates:
-    """Updates in which the trainer bounded every unit's share (a row's, an example's) before
-    summing.
+    """Sums of bounded shares as updates. The trainer bounded the share of every unit, such as an
+    example, before it summed the shares.
 
     Attributes:
         values: [b, D] float32 or float64, one row per client.
-        bounds: bound of one unit's share of a row, per layer, [K], in the norm that the plan's
-            noise requires (l2 for Gaussian, l1 for Laplace noise).
+        bounds: bound of one unit's share of a row, per layer, [K]. Gaussian noise requires bounds
+            in the l2 norm, and Laplace noise in the l1 norm.
         answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
 
     Example:
@@ -71,7 +72,7 @@ class AnsweredUpdates:
     """Raw updates, with the clients' own answers to auxiliary queries that need more than an
     update's norms.
 
-    Answers are bounded as raw updates are, by the sum to which they are added.
+    The sum to which the answers are added bounds them, as it bounds raw updates.
 
     Attributes:
         values: [b, D], one row per client.
@@ -119,7 +120,7 @@ def split_answers(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 
 def raw_updates(updates: Updates) -> Tensor:
-    """The raw updates; errors as for `split_answers`.
+    """The raw updates. The errors are those of `split_answers`.
 
     Example:
         >>> raw_updates(torch.ones(2, 3)).shape

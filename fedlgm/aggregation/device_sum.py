@@ -1,5 +1,5 @@
-"""Bounded sums on the device that holds the updates: whole blocks at once, without waiting for the
-device.
+"""Bounded sums on the device that holds the updates. Blocks are bounded and added without waiting
+for the device.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class DeviceSum(BoundedSum):
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
 
     def _cut_to_level(self, rows: Tensor) -> Tensor:
-        """The rows with their parts levelled, see `fedlgm.planning.filling`."""
+        """The rows with their layers' norms cut to a common level, see
+        `fedlgm.planning.filling`.
+        """
         plan = self.plan
         ends = torch.tensor([0, *np.cumsum(plan.fills)], dtype=torch.int64)
         bounds = self._clip.expand(len(plan.fills)).contiguous()

@@ -1,4 +1,4 @@
-"""A second opinion on the epsilon of a training run, whichever framework trained.
+"""A second opinion on the epsilon of a training run in any framework.
 
 The package reads objects of Opacus and Flower by their attributes. It imports no framework.
 """

@@ -1,4 +1,6 @@
-"""Rules on what is stated about a run: the scope of its epsilon, accountant, delta, searches."""
+"""Rules on the statements about a run: the scope of epsilon, the accountant, delta, and
+searches.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def scope(settings: Settings) -> Verdict | None:
     if settings.stated_for == "part":
         return Verdict(
             "broken",
-            "The accountant starts anew during the run, so its epsilon leaves out what came before.",
+            "The accountant starts anew during the run: epsilon does not cover the earlier steps.",
         )
     if settings.epsilon is None or settings.stated_for in (None, "run"):
         return None
@@ -50,7 +52,7 @@ def accounted_values(settings: Settings) -> Verdict | None:
     if not unequal:
         return Verdict("holds", "Epsilon was computed for the values of the run.")
     less, more = (
-        # without a multiplier, any one shows which of the two is larger
+        # without a multiplier, any multiplier shows which of the two epsilons is larger
         _gaussian(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
         for values in (claim, settings)
     )
@@ -62,7 +64,9 @@ def accounted_values(settings: Settings) -> Verdict | None:
 
 
 def _gaussian(values: Settings, settings: Settings) -> float | None:
-    """Epsilon of the values, with the accounted sampling; None if a value is missing."""
+    """Epsilon of Gaussian noise with these values, under the sampling that the accounting assumed;
+    None if a value is missing.
+    """
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.events import gaussian_event
 
@@ -90,7 +94,7 @@ def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...
 
 @rule
 def orders(settings: Settings) -> Verdict | None:
-    """Whether the Renyi orders reach the best one."""
+    """Whether the accounting's Renyi orders are sufficient."""
     count = settings.releases if settings.sampler == "poisson" else settings.participation_count
     noise = settings.noise_multiplier or 0.0
     computable = settings.mechanism == "gaussian" and LEAST_NOISE <= noise <= MOST_NOISE
@@ -101,11 +105,11 @@ def orders(settings: Settings) -> Verdict | None:
     few = _renyi(settings, rate, count, settings.orders)
     best = _renyi(settings, rate, count, dense)
     if few <= best + max(0.01, 0.02 * best):  # a stated epsilon is rounded
-        return Verdict("holds", "The Renyi orders reach the best one.")
+        return Verdict("holds", "The Renyi orders are sufficient.")
     return Verdict(
         "conditional",
-        f"The Renyi orders are too few: they give {few:.4g} where more orders give {best:.4g}. The "
-        "larger figure is valid, but not that of this noise.",
+        f"The Renyi orders are too few: they give {few:.4g}, while more orders give {best:.4g}. "
+        "The larger epsilon is valid, but is not the least that this noise allows.",
     )
 
 
@@ -115,7 +119,7 @@ def accountant(settings: Settings) -> Verdict | None:
     if settings.delta == 0 and settings.mechanism == "gaussian":
         return Verdict("broken", "Gaussian noise has no epsilon at delta = 0.", bound=False)
     if settings.delta == 0 and settings.accountant in ("rdp", "gdp"):
-        return Verdict("broken", f"The {settings.accountant} accountant gives no delta of 0.")
+        return Verdict("broken", f"The {settings.accountant} accountant needs a delta above 0.")
     if settings.accountant == "gdp":
         return Verdict(
             "conditional",
@@ -159,7 +163,7 @@ def search(settings: Settings) -> Verdict | None:
         "holds" if charged else "conditional" if charged is None else "broken",
         f"{settings.runs} runs on the same data "
         + ("are" if charged else "must be" if charged is None else "are not")
-        + " covered by the stated epsilon; the figure is that of all of them at this noise.",
+        + " covered by the stated epsilon; the figure here covers all of them at this noise.",
         times=settings.runs,
         missing=("search_charged",) if charged is None else (),
     )

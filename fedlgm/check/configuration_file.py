@@ -25,9 +25,9 @@ def check_file(path: str | Path, **settings: Any) -> Report:
     """Check the run that a file describes.
 
     Args:
-        path: a TOML file of settings, or with one section [opacus], [flower],
-            [tensorflow-privacy] or [nvflare] of arguments and further settings above it; a JSON
-            file with a configuration of NVFlare; or a Python script, which is not run.
+        path: a TOML file, a JSON file with a configuration of NVFlare, or a Python script, which is
+            not run. A TOML file holds settings. Below them it may have one section of arguments:
+            [opacus], [flower], [tensorflow-privacy] or [nvflare].
         settings: further settings, which may not contradict the settings in the file.
 
     Raises:

@@ -13,10 +13,10 @@ from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
 from fedlgm.check.verdict import Verdict
 from fedlgm.privacy.guarantee import Relation
 
-_ROUNDING = 1 - 1e-12  # of a noise multiplier, on the safe side
+_ROUNDING = 1 - 1e-12  # factor of a noise multiplier, against rounding errors
 _LARGEST_LOSS = 2e6  # largest number of samples over their squared noise that a grid can hold
 _LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which this sum is the only figure
-_MOST_STEPS = 100  # of a group; `AttackRates.of_units` computes each of them
+_MOST_STEPS = 100  # units of a group; `AttackRates.of_units` computes a step for each
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Proof:
     """Upper bounds for one unit, or one person, of a run.
 
     Attributes:
-        epsilon: at the stated delta; None if none is proven, infinite for too little noise.
+        epsilon: proven epsilon at the stated delta; None if no epsilon is proven, infinite if there
+            is too little noise.
         relation: neighbouring relation of the figures.
         rates: bounds on attacks; None if none are proven.
 
@@ -41,9 +42,10 @@ class Proof:
 def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
     """The figures that are proven for a run.
 
-    Sampling counts only if every verdict allows it. Otherwise a unit takes part in at most
-    `participation_count` releases of the whole Gaussian or Laplace mechanism, whichever schedule is
-    drawn; by joint convexity, the bound for every schedule holds for their mixture too.
+    Sampling lowers the figures only if every verdict allows it. Otherwise they are the figures of
+    `participation_count` releases of the Gaussian or Laplace mechanism without sampling: no
+    schedule has more releases with the unit. By joint convexity, a bound that holds for every
+    schedule also holds for their mixture.
 
     Args:
         settings: the run.
@@ -120,7 +122,8 @@ def group_epsilon(rates: privacy.AttackRates, units: int, delta: float) -> float
     """Epsilon of a group of `units` units at `delta`, from the profile of one unit.
 
     A unit's (e, d) gives a group of k units (k e, d (1 + exp(e) + ... + exp((k - 1) e))) (Vadhan
-    2017, lemma 2.2). The result is the smallest over the points of the profile, or infinite.
+    2017, lemma 2.2). The result is the smallest epsilon over the points of the profile, or
+    infinite.
 
     Example:
         >>> from fedlgm.privacy import attack_rates, epsilon

@@ -14,9 +14,7 @@ from fedlgm.check.settings import Settings
 from fedlgm.check.verdict import STATUSES, Status, Verdict
 from fedlgm.privacy.guarantee import Relation
 
-_TOLERANCE = (
-    0.01  # relative or absolute, of a stated epsilon: it is rounded, or has an error of 0.01
-)
+_TOLERANCE = 0.01  # relative or absolute error allowed in a stated epsilon, such as its rounding
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Report:
     Attributes:
         settings: the run.
         verdicts: one for each assumption that concerns the run.
-        epsilon: epsilon that is proven for what the run does, at the stated delta; None if nothing
+        epsilon: epsilon that is proven for the described run at the stated delta; None if nothing
             is proven.
         relation: neighbouring relation of the proven figures.
         rates: upper bounds on attacks; None if nothing is proven.
@@ -61,7 +59,7 @@ class Report:
         return tuple(dict.fromkeys(names))
 
     def sentence(self) -> str:
-        """The two epsilons, and what the proven one means."""
+        """The stated and the proven epsilon, and the meaning of the proven epsilon."""
         settings = self.settings
         at = "" if settings.delta is None else f" at delta {settings.delta:g}"
         stated = "none" if settings.epsilon is None else f"{settings.epsilon:.4g}{at}"
@@ -135,14 +133,14 @@ def judge_statement(settings: Settings, proven: float | None) -> Verdict | None:
 
     Example:
         >>> judge_statement(Settings(epsilon=1.0), 2.0).why
-        'The stated epsilon 1 is below 2, which is what is proven.'
+        'The stated epsilon 1 is below the proven epsilon 2.'
     """
     stated = settings.epsilon
     if stated is None or proven is None:
         return None
     if stated >= proven - max(_TOLERANCE, _TOLERANCE * proven):
         return Verdict("holds", "The stated epsilon is not below the proven one.", rule=_STATED)
-    why = f"The stated epsilon {stated:.4g} is below {proven:.4g}, which is what is proven."
+    why = f"The stated epsilon {stated:.4g} is below the proven epsilon {proven:.4g}."
     return Verdict("broken", why, rule=_STATED)
 
 

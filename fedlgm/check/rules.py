@@ -22,7 +22,7 @@ _MEDCLIP = (
 )
 _WITHOUT_BOUND = {
     "svt": "The sparse-vector filter adds noise to values that are not bounded first, and its "
-    "epsilon is that of the threshold alone.",
+    "epsilon covers the threshold alone.",
     "percentile": "Keeping the largest changes is a truncation: no noise is added.",
     "percentile-gaussian": "The noise is scaled with a percentile of the private values, which are "
     "not bounded.",
@@ -75,10 +75,10 @@ def mechanism(settings: Settings) -> Verdict | None:
     if settings.mechanism.partition(":")[0] in WEIGHTED_PAPERS:
         return Verdict(
             "conditional",
-            "Noise that is not identical over coordinates is sound as published, except for a "
-            "weighted error (Remark 4), whose noise scales must be divided by the weights, and "
-            "Laplace noise has no pure epsilon by Renyi accounting: check the profile with "
-            "`fedlgm plan`.",
+            "Noise that is not identical over coordinates is sound as published, with two "
+            "exceptions: for a weighted error (Remark 4), the noise scales must be divided by the "
+            "weights; Laplace noise has no pure epsilon by Renyi accounting. Check the profile "
+            "with `fedlgm plan`.",
             bound=False,
         )
     if settings.mechanism == "none" or settings.noise_multiplier == 0:
@@ -102,11 +102,11 @@ def mechanism(settings: Settings) -> Verdict | None:
 
 @rule
 def sampling(settings: Settings) -> Verdict | None:
-    """Whether the accounted sampling is what the run does."""
+    """Whether the run samples as its accounting assumes."""
     sampler, accounted = settings.sampler, settings.accounted_as
     amplifies = accounted in ("poisson", "fixed")
     if settings.trust == "local" and settings.unit != "example":
-        why = "Under local trust the receiver knows whose message it is, so sampling hides nobody"
+        why = "Under local trust the receiver knows each message's sender, so sampling hides nobody"
         return Verdict(
             "broken" if amplifies else "holds",
             f"{why}, but amplification by sampling is claimed." if amplifies else f"{why}.",
@@ -115,7 +115,7 @@ def sampling(settings: Settings) -> Verdict | None:
     if sampler is None:
         return Verdict(
             "conditional",
-            "The sampler is not stated, so the figure does without amplification; a unit must take "
+            "The sampler is not stated, so the figure assumes no amplification; a unit must take "
             "part at most once in each step.",
             scheduled=True,
             missing=("sampler",),
@@ -142,14 +142,14 @@ def sampling(settings: Settings) -> Verdict | None:
         return Verdict(
             "broken",
             f"{what} are accounted as {'Poisson' if accounted == 'poisson' else 'fixed-size'} "
-            "samples, whose amplification they do not have.",
+            "samples, but lack the amplification of such samples.",
             scheduled=sampler != "all",
         )
     if accounted == "fixed":
         return Verdict(
             "conditional",
             "Amplification of fixed-size batches is proven for replace-one at twice the "
-            "sensitivity; the figure here does without amplification.",
+            "sensitivity; the figure here assumes no amplification.",
             scheduled=True,
         )
     unstated = accounted is None and settings.epsilon is not None
@@ -243,22 +243,22 @@ def clipping(settings: Settings) -> Verdict | None:
         return Verdict(
             "broken" if varies else "holds",
             "Contributions are scaled with the realised batch size before they are bounded"
-            + (", so one unit moves those of all others, by up to the bound." if varies else "."),
+            + (", so one unit changes all contributions by up to the bound." if varies else "."),
             factor=0.5 if varies else 1.0,
         )
     if settings.clipping == "microbatch":
         return Verdict(
             "broken",
-            "Means of microbatches are bounded: one example can turn a microbatch's mean around, "
-            "which is twice the bound, and sampling does not act on single examples.",
+            "Means of microbatches are bounded: one example can reverse a microbatch's mean, which "
+            "moves it by twice the bound, and sampling does not act on single examples.",
             factor=0.5,
             scheduled=True,
         )
     if settings.clipping == "adaptive-late":
         return Verdict(
             "broken",
-            "The noise is scaled with the next round's bound, and the contributions have this "
-            "round's: a bound that falls leaves too little noise.",
+            "The noise is scaled with the next round's bound, but the contributions have this "
+            "round's bound: if the bound falls, there is too little noise.",
             bound=False,
         )
     return _adaptive(settings) if settings.clipping == "adaptive" else None
@@ -272,7 +272,9 @@ _UNBOUNDED = {
 
 
 def _adaptive(settings: Settings) -> Verdict:
-    """A bound that follows a noisy count of sensitivity 1, divided by a private number."""
+    """A bound that follows a noisy count. The count has sensitivity 1 and is divided by a private
+    number.
+    """
     noise, count_std = settings.noise_multiplier, settings.count_std
     if count_std is None or noise is None:
         return Verdict(
@@ -281,12 +283,13 @@ def _adaptive(settings: Settings) -> Verdict:
             bound=False,
             missing=("count_std",) if count_std is None else (),
         )
-    # joint release of a sum of sensitivity 1 over noise and a count of sensitivity 1 over count_std;
-    # Opacus gives the sum more noise than that, because it charges the count for half of this
+    # joint release of a sum of sensitivity 1 over noise and a count of sensitivity 1 over
+    # count_std; Opacus gives the sum more noise than that, because it charges the count for half of
+    # this sensitivity
     return Verdict(
         "conditional",
-        "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2, "
-        "and a batch size that is not public.",
+        "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2. "
+        "The count is divided by a batch size that is not public.",
         factor=1 / math.hypot(1, noise / count_std),
         scheduled=True,
         bound=settings.mechanism == "gaussian",
@@ -306,15 +309,15 @@ def scale_of_the_noise(settings: Settings) -> Verdict | None:
     if settings.noise_on == "mean":
         return Verdict(
             "conditional",
-            "Noise of the sum's scale is added to the mean: there is more noise, by the batch size, "
-            "and the stated epsilon is that of another mechanism.",
+            "Noise of the sum's scale is added to the mean: there is more noise, by a factor of "
+            "the batch size, and the stated epsilon is that of another mechanism.",
             factor=float(max(1, math.floor(size))) if size and public else 1.0,
             missing=missing,
         )
     return Verdict(
         "broken",
-        "Noise of the mean's scale is added to the sum: there is too little noise, by the batch "
-        "size.",
+        "Noise of the mean's scale is added to the sum: there is too little noise, by a "
+        "factor of the batch size.",
         factor=1 / math.ceil(size) if size else 1.0,
         bound=bool(size) and (public or settings.sampler != "poisson"),
         missing=missing,

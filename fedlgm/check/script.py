@@ -61,11 +61,11 @@ _IGNORED = {
 def read_script(text: str, **settings: Any) -> Report:
     """Check a training script by its calls; the script is not run.
 
-    Calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower (strategies for
+    It reads calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower (strategies for
     differential privacy, `LocalDpMod`), TensorFlow Privacy (`compute_dp_sgd_privacy`, or events of
-    dp_accounting) and NVFlare (its privacy filters) are read, with numbers, texts, arithmetic, and
-    names that the script assigns once. Other code is read for what it shows about the run: loaders,
-    loops, optimizers, seeds, mods.
+    dp_accounting) and NVFlare (its privacy filters). It reads arguments that consist of numbers,
+    texts, arithmetic, and names that the script assigns once. Other code is read for what it shows
+    about the run: loaders, loops, optimizers, seeds, mods.
 
     Args:
         text: source of the script.
@@ -93,7 +93,7 @@ def read_script(text: str, **settings: Any) -> Report:
         lines = ", ".join(str(call.lineno) for call in calls)
         raise ConfigError(
             f"the script must have exactly one call of {', '.join(_CALLS)}; got "
-            + (f"calls on lines {lines}: check them one by one, as flags" if calls else "none")
+            + (f"calls on lines {lines}: check each with flags instead" if calls else "none")
         )
     (call,) = calls
     name = call_name(call)
@@ -149,7 +149,7 @@ def _read(
     reading: list[Verdict],
     positions: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Some arguments of a call, if they can be read; the others are reported."""
+    """The given arguments of a call, as far as they can be read. The others are reported."""
     values: dict[str, Any] = {}
     for name, node in source.arguments(call, positions).items():
         value = source.value(node)
@@ -228,8 +228,8 @@ def _flower(
 def _tensorflow(
     source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
 ) -> Report:
-    """The values that are accounted for. They are the values of the run where the script shows no
-    others.
+    """The values that are accounted for. They are also the values of the run, unless the script
+    shows other values.
     """
     name = call_name(call)
     if name in _TENSORFLOW:
@@ -268,7 +268,7 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
         elif kind == "fit":
             words = _read(source, call, ("epochs", "batch_size"), reading)
             run |= words
-            if "batch_size" in words:  # of arrays, which Keras shuffles
+            if "batch_size" in words:  # the data are arrays, which Keras shuffles
                 run["sampler"] = "shuffle"
         elif kind == "shuffle":
             run["sampler"] = "shuffle"

@@ -80,10 +80,10 @@ class Settings:
         layers, layer_claim: number of layers that have their own bound and noise, with
             `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
             "joint", "sum" or "parallel" (the largest of them).
-        noise_on, noise_scale: what the noise is added to, and what its scale is meant for, "sum"
-            or "mean".
-        noise_size: number of units for whose mean the noise is scaled, if this is not the number of
-            units in a step.
+        noise_on, noise_scale: the quantity to which the noise is added, and the quantity for which
+            the noise is scaled, "sum" or "mean".
+        noise_size: the noise is scaled for a mean over this number of units, if it differs from the
+            number of units in a step.
         noise_additions: how often independent noise of this scale is added.
         noise_seed: "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
@@ -93,7 +93,7 @@ class Settings:
         epochs, steps: passes over the data; releases (in a federation, rounds).
         participations: largest number of steps in which one unit takes part.
         drop_last: whether batches are left out because of their size.
-        denominator: what a sum is divided by, "expected" (a public number) or "realised".
+        denominator: divisor of a sum, "expected" (a public number) or "realised".
         weights: weights of the units, "uniform" or "examples" (private numbers of examples).
         unit, relation: protected unit; stated neighbouring relation. A relation of None lets the
             report choose the relation of its proof.
@@ -196,7 +196,7 @@ class Settings:
         if size and people and size > people:
             raise ConfigError(f"batch_size {size} is larger than population {people}")
         if size and people and self.sampling_rate:
-            # frameworks round the number of steps per epoch, and a rate is its inverse
+            # frameworks round the number of steps per epoch, and take its inverse as the rate
             steps = people / size
             low, high = 1 / math.ceil(steps), 1 / math.floor(steps)
             if not low * 0.99 <= self.sampling_rate <= high * 1.01:
@@ -232,7 +232,7 @@ class Settings:
         return _ceil(self.epochs / self.rate)
 
     def as_accounted(self) -> Settings:
-        """The run with the values with which epsilon was computed."""
+        """The run's settings, but with the values for which epsilon was computed."""
         values = dict(self.accounted or {})
         if not {"epochs", "steps"} & set(values):
             values |= {"epochs": self.epochs, "steps": self.steps}
@@ -262,8 +262,8 @@ class Settings:
 
 
 def _ceil(value: float) -> int:
-    """`value` rounded up to at least 1, without a step for the rounding of a quotient such as
-    60 / (1 / 7).
+    """`value` rounded up, and at least 1. The rounding error of a quotient such as 60 / (1 / 7)
+    does not add a step.
     """
     nearest = max(1, round(value)) if math.isfinite(value) else 2 * MOST_RELEASES
     return nearest if abs(value - nearest) <= 1e-9 * max(1, value) else math.ceil(value)
@@ -273,7 +273,7 @@ def build_settings(values: Mapping[str, Any]) -> Settings:
     """Settings from values by name; "rounds" is another name of "steps".
 
     Raises:
-        ConfigError: a name is unknown, or as in `Settings`.
+        ConfigError: a name is unknown, or see `Settings`.
 
     Example:
         >>> build_settings({"rounds": 3}).steps

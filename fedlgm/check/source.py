@@ -63,11 +63,13 @@ class Source:
         return [call for call in self.calls if call_name(call) in names]
 
     def expression(self, node: ast.expr) -> ast.expr:
-        """What the script assigns to a name, if it does so once; any other expression as it is."""
+        """The expression that the script assigns to a name, if it assigns the name only once; any
+        other expression unchanged.
+        """
         return self._names.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def before(self, node: ast.expr) -> ast.expr | None:
-        """What a name stands for at its place: the only assignment above it, for example."""
+        """What a name stands for where it is used, for example the only assignment above it."""
         if isinstance(node, ast.Call):
             return node
         values = self.assigned(node)
@@ -125,7 +127,7 @@ class Source:
         return {key: value for key, value in values.items() if value is not UNREAD}
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around a node, from the inside."""
+        """The nodes that contain a node, the innermost first."""
         while node in self._parents:
             node = self._parents[node]
             yield node
@@ -150,8 +152,8 @@ class Source:
         return None
 
     def sources(self, node: ast.expr, depth: int = 0) -> set[tuple[ast.AST, str]]:
-        """What a name or attribute stands for, as its scope and text: a parameter of a function
-        stands for the arguments of the script's calls of the function.
+        """What a name or attribute stands for, as scopes and texts. A parameter of a function
+        stands for the arguments of the script's calls of this function.
         """
         scope = self._scope(node)
         text = ast.unparse(node)

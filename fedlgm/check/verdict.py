@@ -18,9 +18,9 @@ class Verdict:
         status: "holds"; "conditional": it holds on a condition, a setting is missing, or the
             statement is valid but belongs to another mechanism; "broken".
         why: one sentence.
-        factor: noise multiplier of the run over the stated one.
+        factor: noise multiplier of the run divided by the stated one.
         times: how often all releases happened.
-        units: units that one person contributes, or one replacement changes.
+        units: number of units that one person contributes or that one replacement changes.
         scheduled: whether the proof takes the schedule of participations as given: sampling does
             not lower epsilon, and the relation is "zero-out".
         bound: whether any figure is proven.

@@ -87,8 +87,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a name belongs to a published set that `load` knows, or to half of such a set. The
-    names of a user's own data do not.
+    """Whether a name belongs to a published set that `load` knows, or to half of such a set. For
+    the names of a user's own data the result is False.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
@@ -109,24 +109,24 @@ def load(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """Load a data set. A bundled set is held once per process.
+    """Load a data set. Each process holds a bundled set only once.
 
-    Files are looked for in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm if it is not set),
-    then in the folders of Debian's packages. If a set is in none of them, torchvision downloads it
-    into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1 forbids downloads.
+    `load` searches for files in `data_dir`, then in `$FEDLGM_DATA` (~/.cache/fedlgm if it is not
+    set), then in the folders of Debian's packages. If no folder contains the set, torchvision
+    downloads it into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1 forbids downloads.
 
     Args:
         name: one of `names()`; "synthetic-N" is synthetic data with N training samples;
-            "hf:owner/name" is a data set of the Hugging Face Hub, whose files `data_dir` may hold.
-            A suffix "/private" or "/public" selects one half of its training examples by a fixed
-            random division, for runs that need public examples of the same kind. Your own data are
-            a `DataSet`, a mapping for `DataSet.from_mapping`, a function without arguments that
-            returns one of these, or "package.module:name" of any of them.
-        data_dir: directory of the files: bare, in a folder with the set's name, or in torchvision's
-            (LEAF's) layout.
+            "hf:owner/name" is a data set of the Hugging Face Hub; `data_dir` may hold its files.
+            For runs that need public examples of the same kind, a suffix "/private" or "/public"
+            selects one half of the training examples, by a fixed random division. Your own data are
+            a `DataSet`, a mapping for `DataSet.from_mapping`, or a function without arguments that
+            returns one of these; "package.module:name" may refer to any of them.
+        data_dir: directory that holds the files directly, in a folder with the set's name, or in
+            the layout of torchvision or LEAF.
         download: whether to download a missing set.
-        pixels: (low, high), the values for the darkest and the brightest pixel of a bundled image
-            set, instead of (-1, 1).
+        pixels: for a bundled image set, the values (low, high) of the darkest and the brightest
+            pixel, instead of (-1, 1).
         options: for "image-folder", whose `data_dir` is the folder, see
             `fedlgm.data.images.load_folder`. For "table": `file` and `test_file`, .csv or .parquet,
             and the columns `target`, `inputs`, `users`, see `fedlgm.data.tables.as_arrays`, as for
@@ -134,14 +134,15 @@ def load(
             these, `subset`, `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
 
     Returns:
-        The set. Pixels lie in [-1, 1] (grey: from background to ink), scaled by constants that do
-        not depend on the data and so cost no privacy; synthetic data are not bounded.
+        The set. Pixels lie in [-1, 1] (in grey images, from background to ink). They are scaled by
+        constants that do not depend on the data, which costs no privacy. Synthetic data are not
+        bounded.
 
     Raises:
         ConfigError: if the name is unknown or does not import.
-        DataError: if the files are missing (the message says where to put them) or damaged (it
-            names the file), if `DataSet.from_arrays` refuses your own data, or if your function
-            raised an exception.
+        DataError: if the files are missing (the message says where to put them) or damaged (the
+            message names the file), if `DataSet.from_arrays` refuses your own data, or if your
+            function raised an exception.
 
     >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
     >>> load({"train": (x, y), "test": (x, y)}).shape, load("synthetic-10").train_x.shape[0]
@@ -199,22 +200,23 @@ def only_test_examples(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """A bundled set in which the test examples also stand in place of the training examples. The
-    training examples are not read.
+    """A bundled set in which the training examples are replaced by the test examples. The training
+    examples are not read.
 
-    The files of the training examples are not opened and need not exist. Sets that are generated or
-    come with scikit-learn, and the texts, have no such files; they are published as a whole.
+    The files of the training examples are not opened and need not exist. Generated sets, sets from
+    scikit-learn, and texts have no separate files of training examples; they are published as a
+    whole.
 
     Args:
-        name: as for `load`; the name of a set, or of its half.
-        data_dir: as for `load`.
-        pixels: as for `load`.
+        name: see `load`; the name of a set, or of half of a set.
+        data_dir: see `load`.
+        pixels: see `load`.
         options: options of a user's own sets, which are refused.
 
     Raises:
-        ConfigError: the name is unknown, or the set is a user's own, and its test examples come
-            with private examples.
-        DataError: as for `load`.
+        ConfigError: the name is unknown, or the set is a user's own set, whose test examples are
+            read together with private examples.
+        DataError: see `load`.
 
     >>> found = only_test_examples("digits")
     >>> len(found.train_y), found.train_y is found.test_y
@@ -225,7 +227,7 @@ def only_test_examples(
         raise ConfigError(
             f"the test examples of {name!r} cannot be read without its training examples, which "
             "may be private: give public examples as another set, such as a function of your own "
-            "that returns only them"
+            "that returns only public examples"
         )
     if base in FILE_SETS and FILE_SETS[base].test:
         data = read_test(base, locate(base, data_dir, download=True, files=FILE_SETS[base].test))
@@ -275,16 +277,17 @@ def outline(
     channels: int = 3,
     **options: Any,
 ) -> DataSet | None:
-    """Shapes and classes of a set, without its examples; None if only the files contain them.
+    """Shapes and classes of a set, without its examples; None if only the files contain this
+    information.
 
     Args:
-        name: as for `load`.
-        image_classes: stated number of classes of an "image-folder"; otherwise the number is
-            unknown.
-        image_size: height and width of its images.
-        channels: channels of its images.
-        options: further options of `load`. A table without files has the shape of its `inputs`,
-            and the classes of `labels` or `classes`; without both its targets are real numbers.
+        name: see `load`.
+        image_classes: stated number of classes of an "image-folder"; if it is not stated, the
+            number is unknown.
+        image_size: height and width of the images of an "image-folder".
+        channels: channels of the images of an "image-folder".
+        options: further options of `load`. A table without files has the shape of its `inputs`, and
+            the classes of `labels` or `classes`; if neither is given, the targets are real numbers.
 
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
@@ -307,13 +310,13 @@ def outline(
 
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set or of its half; None if only the files contain
-    it.
+    """Number of training examples of a bundled set or of half of such a set; None if only the files
+    show this number.
 
     Args:
-        name: as for `load`.
-        train_images: stated number of training images of an "image-folder"; otherwise the number is
-            unknown.
+        name: see `load`.
+        train_images: stated number of training images of an "image-folder"; if it is not stated,
+            the number is unknown.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
@@ -335,8 +338,8 @@ def with_users(data: Any, users: Any) -> Any:
 
     Args:
         data: own data, as for `load`.
-        users: a column of tables, or the user of each training example [n]; None leaves the data as
-            they are.
+        users: a column of tables, or the user of each training example [n]; with None the data do
+            not change.
 
     Raises:
         DataError: the data are a bundled set or a function.
@@ -363,19 +366,21 @@ def with_users(data: Any, users: Any) -> Any:
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The mapping, without the further splits of a `datasets.DatasetDict`."""
     if not hasattr(data, "push_to_hub") or "test" not in data:
-        return data  # without a test part, `load` names the part that could be one
+        return data  # without a test part, `load` names the part that may be it
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """A set and "public" or "private" if `name` is that half of it; else `name` and ""."""
+    """The set's name and "public" or "private" if `name` names such a half; otherwise `name` and
+    "".
+    """
     half = _HALF.fullmatch(name)
     return (name, "") if half is None else (half[1], half[2])
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether two names may hold some of the same training examples; the two halves of a set share
-    none.
+    """Whether the sets of two names may share training examples. The two halves of a set share no
+    examples.
 
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
@@ -383,14 +388,15 @@ def overlap(one: str, other: str) -> bool:
         >>> overlap("hf:Owner/set", "hf:owner/set")  # one address on the Hub
         True
     """
-    if ":" in one:  # a set of the Hub, or a user's own
+    if ":" in one:  # a set of the Hub, or a user's set
         return one.casefold() == other.casefold()
     (base, _, half), (other_base, _, own_half) = one.partition("/"), other.partition("/")
     return base == other_base and {half, own_half} != {"private", "public"}
 
 
 def twin(name: str) -> str | None:
-    """The public half of the set whose private half is `name`; None for any other name.
+    """The name of the public half of a set if `name` is the private half of the set; None for any
+    other name.
 
     >>> twin("digits/private"), twin("digits")
     ('digits/public', None)
@@ -405,7 +411,7 @@ def _rows(examples: int, half: str) -> slice:
 
 
 def _part(data: DataSet, name: str, half: str) -> DataSet:
-    """One of two halves of the training examples; the test examples are the same."""
+    """One of the two halves of a set's training examples, with all of the set's test examples."""
     order = np.random.default_rng(0).permutation(len(data.train_y))
     return data.keep(np.sort(order[_rows(len(order), half)]), name)
 
@@ -430,7 +436,7 @@ def _rescale_pixels(data: DataSet, pixels: tuple[float, ...]) -> DataSet:
 
 
 def _own(source: Any, label: str) -> DataSet:
-    """A user's own set."""
+    """The set that a user has given."""
     if callable(source):
         with users_code(f"data set {label}", source, DataError):
             source = source()
@@ -441,7 +447,7 @@ def _own(source: Any, label: str) -> DataSet:
     if is_table(source):
         raise DataError(
             "data: one table has no test part of public examples: pass {'train': table, 'test': "
-            "table}, as dataset.train_test_split(test_size=0.1) makes it of a datasets.Dataset"
+            "table}; for a datasets.Dataset, dataset.train_test_split(test_size=0.1) returns it"
         )
     raise DataError(
         f"data set {label} must be a fedlgm.data.DataSet or {{'train': (x, y), 'test': (x, y)}}, "

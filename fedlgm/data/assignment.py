@@ -1,7 +1,9 @@
-"""Partition schemes that `flwr-datasets` lacks, and its Dirichlet scheme for very many clients.
+"""Partition schemes that `flwr-datasets` lacks, and a version of its Dirichlet scheme for very many
+clients.
 
 Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
-client). All functions work on whole arrays, so that a hundred thousand clients take seconds.
+client). All functions work on whole arrays, so that a division among a hundred thousand clients
+takes seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from fedlgm.checks import check_count, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing, Purpose
 
-_STREAM = 2  # stream of this module below Purpose.PARTITION
+_STREAM = 2  # number of this module's stream below Purpose.PARTITION
 
 
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
@@ -43,20 +45,20 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Clients of equal size (give or take one), each with its own mixture of classes (Hsu, Qi and
-    Brown, 2019).
+    """Clients of equal size (up to one sample), each with a separate mixture of classes (Hsu, Qi
+    and Brown, 2019).
 
-    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, then its labels from q_i without
-    replacement. When a class runs out, q_i is renormalised over the classes that are left. The last
-    clients therefore get the remaining samples.
+    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, and then draws its samples by
+    q_i without replacement. When a class has no samples left, q_i is renormalised over the
+    remaining classes. The last clients therefore get the remaining samples.
 
     Args:
         labels: labels, int [n].
         clients: number of clients.
         ring: source of randomness.
-        alpha: concentration, > 0, in units of the prior, which sums to 1. For K equal classes, a
-            concentration of a per class (as in Flower's old `create_lda_partitions`) is alpha = K a
-            here.
+        alpha: concentration, > 0, in units of the prior, which sums to 1. For K classes of equal
+            size, a concentration a for each class (as in Flower's old `create_lda_partitions`)
+            corresponds to alpha = K a.
 
     Returns:
         Owner of each sample; every sample has one.
@@ -74,11 +76,10 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
         q = rng.dirichlet(concentration)
         while size:
             p = q * (left > 0)
-            # When the classes left have no mass in q, not even a rounding error, draw from what is
-            # left.
+            # If the remaining classes have no mass in q, draw from all remaining samples.
             p = p / p.sum() if p.sum() > 0 else left / left.sum()
-            # Draws of a class beyond its end are rejected and drawn again: the law of one-by-one
-            # renormalised draws.
+            # Draws of a class beyond its last sample are rejected and repeated. This gives the law
+            # of successive renormalised draws.
             taken = np.minimum(rng.multinomial(size, p), left)
             counts[client] += taken
             left -= taken
@@ -94,8 +95,8 @@ def isolation(
     """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the
     private class.
 
-    All classes are divided evenly at random; the private class is divided only among the other
-    clients. The last client is the curious one.
+    All classes are divided evenly at random. The private class is divided among all clients except
+    the last client, which is the curious client.
 
     Args:
         labels: labels, int [n].
@@ -128,21 +129,21 @@ def isolation_i(
 ) -> np.ndarray:
     """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
-    Each client but the last has `labels_per_client` labels, among them the private one. The last,
-    curious client has one label less and lacks the private label. All clients have the same number
-    of samples.
+    Each client except the last has `labels_per_client` labels, including the private label. The
+    last client, which is curious, has one label less and lacks the private label. All clients have
+    the same number of samples.
 
     The paper does not say how a client's samples divide over its labels. Here the private class is
-    divided evenly among the clients, a client's other labels have equal shares of the rest, and
-    clients are as large as the classes allow. Labels are chosen so that each class is used in
-    proportion to its samples.
+    divided evenly among the clients. The rest of a client's samples is divided equally over its
+    other labels. Clients are as large as the classes allow. Labels are chosen so that each class is
+    used in proportion to its number of samples.
 
     Args:
         labels: labels, int [n].
         clients: number of clients, at least 2.
         ring: source of randomness.
         private_class: the class to hide; by default the largest label.
-        labels_per_client: labels of each client but the last, at least 2, at most the number of
+        labels_per_client: number of labels of each client except the last, from 2 to the number of
             classes.
 
     Returns:
@@ -156,7 +157,7 @@ def isolation_i(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    public = labels_per_client - 1  # public labels of every client, the last one included
+    public = labels_per_client - 1  # public labels of every client, including the last client
     if public > len(members):
         raise ConfigError(
             f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the "
@@ -170,7 +171,7 @@ def isolation_i(
         choice[client] = fullest
         slots[fullest] += 1
     private_share = len(hidden) // (clients - 1)
-    # In place of the private class, the last client takes more of its own labels.
+    # Instead of the private class, the last client gets more samples of its other labels.
     spare = stock.copy()
     spare[choice[-1]] -= -(-private_share // public)
     share = int((spare[slots > 0] // slots[slots > 0]).min())
@@ -232,8 +233,8 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
     Args:
         labels: labels, int [n]; only n is used.
         clients: number of clients, at most the number of users. With as many clients as users,
-            client i is the user with the i-th smallest id. With fewer, users are assigned at
-            random, in equal numbers per client, give or take one.
+            client i is the user with the i-th smallest id. With fewer clients, users are assigned
+            at random, and the numbers of users per client differ by at most one.
         ring: source of randomness.
         users: user of each sample, int [n], such as `DataSet.train_user`.
 
@@ -261,7 +262,9 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
 
 
 def _empty_assignment(labels: np.ndarray) -> np.ndarray:
-    """Clients of the samples; all are -1, because no sample is assigned yet."""
+    """An array for the owner of each sample. All entries are -1, because no sample has an owner
+    yet.
+    """
     return np.full(len(labels), -1, dtype=np.int64)
 
 
@@ -274,7 +277,7 @@ def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarr
 
 
 def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int:
-    """The class to hide, checked."""
+    """The class to hide, after checks."""
     check_count("clients (with a private class)", clients, least=2)
     private = int(labels.max()) if private_class is None else private_class
     if private not in labels:
@@ -290,7 +293,7 @@ def _even_sizes(total: int, parts: int) -> np.ndarray:
 
 
 def _deal(owner: np.ndarray, members: Iterable[np.ndarray], counts: np.ndarray) -> None:
-    """Give client i the next `counts[i, k]` samples of the k-th class, for all i and k."""
+    """For all i and k, give client i the next `counts[i, k]` samples of the k-th class."""
     for index, count in zip(members, counts.T, strict=True):
         owner[index[: count.sum()]] = np.repeat(np.arange(len(count)), count)
 
@@ -304,11 +307,11 @@ def _hetero_dirichlet(
     rng: np.random.Generator,
 ) -> None:
     """Cut each class by Dirichlet proportions over the first `clients` clients, or over those of
-    them that are below average size.
+    these clients that are below average size.
 
-    The proportions of a part of the clients, renormalised, are Dirichlet again: drawing them for
-    that part directly has the same law and avoids dividing zero by zero. Until the last sample is
-    given, some client is below average.
+    Renormalised Dirichlet proportions of some of the clients again follow a Dirichlet law.
+    Proportions are therefore drawn directly for these clients, which avoids dividing zero by zero.
+    Until the last sample is assigned, at least one client is below average size.
     """
     sizes = np.zeros(clients, dtype=np.int64)
     average = sum(len(index) for index in members) / clients
@@ -323,7 +326,7 @@ def _hetero_dirichlet(
 
 
 WITHOUT_LABELS = ("iid", "natural")
-"""Schemes that divide data of any targets; all other schemes need classes."""
+"""Schemes that divide data with any targets; all other schemes need classes."""
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "dirichlet-large": dirichlet_large,
     "hsu": hsu,

@@ -1,5 +1,5 @@
-"""Data sets that need no file: scikit-learn's digits and breast cancer table, and synthetic class
-blobs.
+"""Data sets that need no files: scikit-learn's digits and breast cancer table, and synthetic
+Gaussian classes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ def _digits_table() -> np.ndarray:
 
 @cache
 def breast_cancer() -> DataSet:
-    """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer` as ten sites; target 1
-    is benign.
+    """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer`, divided into ten
+    sites. Target 1 means benign.
 
-    The table has 30 measurements of 569 tumours, standardised with mean and standard deviation of
-    the test examples, which are public. It names no sites, so split and sites are fixed: every
-    fifth row is a test example, and the other rows are assigned to the sites one after another.
+    The table has 30 measurements of 569 tumours. They are standardised with mean and standard
+    deviation of the test examples, which are public. The table names no sites, so the split and the
+    sites follow a fixed rule: every fifth row is a test example, and the other rows are assigned to
+    the sites one after another.
     """
     from sklearn.datasets import load_breast_cancer
 
@@ -92,8 +93,8 @@ def synthetic(
     shape: tuple[int, int, int] = (1, 4, 4),
     seed: int = 0,
 ) -> DataSet:
-    """Gaussian class blobs for tests of scale: x = mean[y] + N(0, I), with mean[y] ~ N(0, I) and y
-    uniform.
+    """Gaussian classes for tests with many samples: x = mean[y] + N(0, I), with mean[y] ~ N(0, I)
+    and y uniform.
 
     Args:
         samples: number of training samples; 10,000 test samples of the same law are added.
@@ -112,8 +113,8 @@ def synthetic(
             "synthetic data needs samples, classes and shape of at least 1 and a seed of at least "
             f"0, got samples={samples}, classes={classes}, shape={shape}, seed={seed}"
         )
-    # The set is a public constant of its seed, not a stream of a run: it does not go through a
-    # run's KeyRing.
+    # The set is a public constant that depends only on the seed, so it is not drawn from a run's
+    # KeyRing.
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
     means = rng.standard_normal((classes, *shape), dtype=np.float32)
 
@@ -132,4 +133,4 @@ MADE_HERE: dict[str, tuple[Callable[[], DataSet], int]] = {
     "digits": (digits, 1442),
     "breast-cancer": (breast_cancer, 456),
 }
-"""Sets by name, each with its published number of training examples."""
+"""Sets by name, with the published number of training examples of each set."""

@@ -25,19 +25,19 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
     "fashion-mnist": tuple(_FASHION.split(",")),
     "femnist": tuple(_CHARACTERS),
 }
-"""Names of the published sets' classes, in the order of their numbers, as their authors give
-them."""
+"""Names of the classes of published sets, as the authors give them, in the order of the class
+numbers."""
 
 
 def names_of(data: DataSet) -> tuple[str, ...]:
-    """Names of a set's classes: its own labels, or a published set's; empty if the classes have
-    numbers only.
+    """Names of a set's classes: the set's labels, or the names of a published set; empty if the
+    classes have only numbers.
     """
     return data.labels or default_names(data.name)
 
 
 def default_names(name: str) -> tuple[str, ...]:
-    """Names of the classes of a published set or of its half; empty for other sets.
+    """Names of the classes of a published set or of half of such a set; empty for other sets.
 
     Example:
         >>> default_names("cifar10/private")[:2], default_names("digits")
@@ -47,7 +47,7 @@ def default_names(name: str) -> tuple[str, ...]:
 
 
 def class_number(data: DataSet, given: int | str) -> int:
-    """The class of a name, a number, or a number as text; names take precedence.
+    """The class for a name, a number, or a number as text. Names take precedence over numbers.
 
     Args:
         data: the set.

@@ -31,25 +31,28 @@ class DataSet:
     and must not change them.
 
     Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the
-    data, and classes. Sets of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x` is
-    read; `examples` decodes only some of them. A `LazyArray` is read in the same way.
+    data, and classes. Inputs of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x`
+    is read; `examples` decodes only the given rows. A `LazyArray` is read in the same way.
 
     Attributes:
         name: name under which `fedlgm.data.load` knows the set.
-        train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model of
+        train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model with
             several inputs.
         train_y: targets [n, ...] of any type that the run's task takes.
         test_x: inputs [m, ...], like the training inputs.
         test_y: targets [m, ...].
-        classes: number of classes, or of tokens in the vocabulary (some may be absent from the
-            examples); None for other targets.
+        classes: number of classes, or of tokens in the vocabulary (the examples may lack some);
+            None for other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in
             [0, users).
         clients: the set's own division among clients, if it has one; users are then ignored.
-        spent: cost of private statistics in the arrays, such as those that standardised them.
+        spent: cost of private statistics in the arrays, such as the statistics with which they were
+            standardised.
         labels: for classes with names, the name of each class.
-        columns: for tables, the description of each column of the inputs, in their order.
-        sites: if the users are sites with public names, their names, in the order of their numbers.
+        columns: for tables, the descriptions of the columns of the inputs, in the order of the
+            columns.
+        sites: if the users are sites with public names, these names, in the order of the users'
+            numbers.
     """
 
     name: str
@@ -74,17 +77,19 @@ class DataSet:
                     self.columns, self.held(name), "training" if name == "train_x" else "test"
                 )
 
-    if not TYPE_CHECKING:  # it would allow any name
+    if not TYPE_CHECKING:  # type checkers would otherwise allow any name
 
         def __getattr__(self, name: str) -> np.ndarray:
-            """Decode inputs held as bytes to floats, or read lazy ones, once."""
+            """Decode inputs held as bytes to floats, or read lazy inputs. This is done only
+            once.
+            """
             if _BYTES + name not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             self.__dict__[name] = self.__dict__[_BYTES + name][:]
             return self.__dict__[name]
 
     def held(self, name: str) -> Arrays | Undecoded:
-        """`train_x` or `test_x` as held in memory."""
+        """`train_x` or `test_x` in the form in which it is held in memory."""
         value: Arrays | Undecoded = self.__dict__[
             _BYTES + name if _BYTES + name in self.__dict__ else name
         ]
@@ -95,12 +100,12 @@ class DataSet:
         return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
     def keep(self, rows: np.ndarray, name: str | None = None) -> DataSet:
-        """The set with these training examples only: users are numbered again, and the set's own
-        division is dropped.
+        """The set with only these training examples. Users are numbered again, and the set's own
+        division is omitted.
 
         Args:
             rows: indices of training examples.
-            name: another name.
+            name: name of the new set.
 
         Example:
             >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
@@ -142,23 +147,23 @@ class DataSet:
             train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is
                 for a model with several inputs, and a `LazyArray` is read when it is needed. A
                 `torch.utils.data.Dataset` is read once, see `fedlgm.data.torch_sets.as_pair`.
-            test: (inputs [m, ...], targets [m, ...]), m >= 1; they are public, since they are
-                evaluated without protection.
-            clients: for each client the indices of its training examples; some may be empty.
-                Examples that no client holds are not used.
+            test: (inputs [m, ...], targets [m, ...]), m >= 1. Test examples are public, because
+                they are evaluated without protection.
+            clients: for each client, the indices of its training examples. A client may have no
+                examples. Examples that no client holds are not used.
             users: instead of `clients`, the user of each training example [n], numbers or names.
-            sites: whether the users are sites, such as hospitals, whose names are public. Reports
-                name them where one example is protected.
-            classes: number of classes (tokens). None takes the largest test target plus one, so
-                that the number does not depend on private examples.
+            sites: whether the users are sites, such as hospitals, whose names are public. If single
+                examples are protected, reports name the sites.
+            classes: number of classes (tokens). With None, the number is the largest test target
+                plus one, so that it does not depend on private examples.
             labels: names of the classes, in the order of their numbers. If targets are names, None
-                takes the names among the test targets in alphabetical order.
-            columns: descriptions of the columns of the inputs; None takes them from test inputs
-                that are a table.
-            name: for reports.
+                stands for the names among the test targets, in alphabetical order.
+            columns: descriptions of the columns of the inputs. With None, they come from the test
+                inputs if these are a table.
+            name: name of the set in reports.
 
         Raises:
-            DataError: arrays are empty, not numeric, of unequal lengths, of different shapes in
+            DataError: arrays are empty or not numeric, have unequal lengths or different shapes in
                 training and test, or contain NaN or infinity; a target has no class; an index is
                 out of range or given to two clients.
 
@@ -227,7 +232,7 @@ class DataSet:
         Both parts may be tables instead of pairs of arrays; see `fedlgm.data.tables.as_arrays`.
 
         Raises:
-            DataError: a key is missing or unknown, or as in `from_arrays`.
+            DataError: a key is missing or unknown; or see `from_arrays`.
         """
         of_tables = tables.holds_tables(arrays)
         keys = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
@@ -249,7 +254,8 @@ class DataSet:
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
     def validate(self) -> DataSet:
-        """The set with arrays as from `from_arrays`; arrays that fit already are not copied.
+        """The set with arrays as from `from_arrays`. Arrays that already have the right form are
+        not copied.
 
         Raises:
             DataError: see `from_arrays`.
@@ -280,7 +286,9 @@ class DataSet:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Shape of one input, such as (C, H, W); with several inputs a tuple of their shapes."""
+        """Shape of one input, such as (C, H, W); for a model with several inputs, a tuple of
+        shapes.
+        """
         return tuple(
             inputs.each(
                 lambda part: tuple(int(size) for size in part.shape[1:]), self.held("train_x")
@@ -288,11 +296,11 @@ class DataSet:
         )
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Inputs and targets by name, "train_x" or "train_x.0", "train_x.1" and so on, to be sent
-        one by one.
+        """Inputs and targets by name, so that they can be sent one by one. The names are "train_x",
+        or "train_x.0", "train_x.1" and so on.
 
-        Inputs held as bytes are "train_x" and their table "train_x:values". Unread inputs are only
-        their shape, "train_x:shape".
+        Inputs held as bytes have the two entries "train_x" and "train_x:values" (the table of
+        values). Inputs that were not read have only the entry "train_x:shape".
         """
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
         for name in ("train_x", "test_x"):
@@ -309,7 +317,7 @@ class DataSet:
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
-        """Inverse of `parts`: the set of those arrays, without users or clients."""
+        """Inverse of `parts`: a set of the given arrays, without users or clients."""
 
         def join(key: str) -> Any:
             if f"{key}:values" in parts:
@@ -323,7 +331,7 @@ class DataSet:
 
 
 def _pair(pair: Sequence[Any], part: str) -> tuple[Any, np.ndarray]:
-    """Inputs and targets as arrays, checked."""
+    """Inputs and targets as arrays, after checks."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"a {type(pair).__name__}" + (
             f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
@@ -410,7 +418,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of any device, layout and type, converted so that NumPy can read it."""
+    """A tensor of any device, layout and type, converted to a form that NumPy can read."""
     tensor = (
         tensor.detach().cpu().to_dense()
         if tensor.layout != torch.strided

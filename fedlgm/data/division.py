@@ -26,17 +26,17 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     Args:
         data: the set. Schemes by label need integer targets [n].
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`, where "natural" is the set's own clients or users; the name of a
-            class of `flwr_datasets.partitioner`; such a class or object; or your own function
-            (data, clients, seed, **options) -> the indices of each client's training examples. Your
-            own class, object or function may be given as "package.module:name".
+        scheme: one of `schemes()`, where "natural" uses the set's own clients or users; a class of
+            `flwr_datasets.partitioner`, its name or an object of it; or your own function (data,
+            clients, seed, **options) -> the indices of each client's training examples. Your own
+            class, object or function may be given as "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
-        **values: options of the scheme; `private_class` is a class's number or name.
+        **values: options of the scheme; `private_class` is the number or the name of a class.
 
     Raises:
         ConfigError: a scheme or option is unknown, a value is out of range, or the data cannot meet
             a requirement.
-        DataError: your own function names examples that do not exist, or names one twice.
+        DataError: your own function names examples that do not exist, or names an example twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> divide(DataSet.from_arrays((x, y), (x, y)), 4, "iid").sizes.tolist()
@@ -95,7 +95,7 @@ def needs_labels(scheme: str) -> bool:
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
-    """Integer labels [n]; for schemes that need no labels, targets of any kind."""
+    """Integer labels [n]. For schemes that need no labels, the targets may be of any kind."""
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y

@@ -1,6 +1,8 @@
-"""Columns of text as numbers, by public categories, and gaps filled with public figures.
+"""Encoding of tables: columns of text become numbers by public categories, and gaps are filled with
+public figures.
 
-Nothing is taken from private rows: a category or figure that depended on them would be a release.
+Categories and figures never depend on private rows, because a value that depends on private rows is
+a release.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Encoding:
     Attributes:
         categories: categories of the columns of text, in order. Each category after the first
             becomes a column of Booleans, such as "sex=M"; the first category is the reference.
-        fill: value for the gaps of a column: a number, or one of its categories.
+        fill: for each column, the value that replaces gaps: a number, or one of the column's
+            categories.
 
     Raises:
         DataError: a column has fewer than two categories or has one twice, or a fill does not fit.
@@ -70,11 +73,13 @@ class Encoding:
                 raise DataError(f"data.fill: {name!r} needs a finite public number, got {value!r}")
 
     def texts(self, name: str) -> list[str]:
-        """Categories of a column as they stand in a file."""
+        """Categories of a column, as text in a file."""
         return [as_text(value) for value in self.categories[name]]
 
     def faults(self, table: libraries.DataFrame) -> list[str]:
-        """Gaps and unknown categories of the described columns, in words without their values."""
+        """Gaps and unknown categories of the described columns, in words. The text contains no
+        values.
+        """
         faults = []
         for name in self.categories:
             if name in table:
@@ -90,11 +95,11 @@ class Encoding:
         return faults
 
     def apply(self, table: libraries.DataFrame, where: str) -> libraries.DataFrame:
-        """The table with categories as Booleans and without the gaps that are filled.
+        """The table, with categories as Booleans and with filled gaps.
 
         Args:
             table: the table.
-            where: the table, for messages.
+            where: name of the table in messages.
 
         Raises:
             DataError: a described column is missing, has a gap or holds another category.
@@ -117,7 +122,7 @@ class Encoding:
         return pandas.DataFrame(columns, index=table.index)
 
     def inputs(self, names: Sequence[str]) -> list[str]:
-        """Names of the columns after `apply`, for names before it."""
+        """Names of the columns after `apply`, from the names of the columns before `apply`."""
         return [
             column
             for name in names
@@ -125,7 +130,9 @@ class Encoding:
         ]
 
     def describe(self, columns: Sequence[Column] | None) -> tuple[Column, ...] | None:
-        """Descriptions of columns after `apply`, completed by what predictions need."""
+        """Descriptions of the columns after `apply`, with the additional information that
+        predictions need.
+        """
         if columns is None:
             return None
         by_name = {each["name"]: each for name in self.categories for each in self._columns(name)}
@@ -138,7 +145,7 @@ class Encoding:
         return tuple(completed)
 
     def _columns(self, name: str) -> list[Column]:
-        """The columns of Booleans that a column of text becomes; none for other columns."""
+        """The columns of Booleans that replace a column of text; empty for other columns."""
         if name not in self.categories:
             return []
         texts = self.texts(name)
@@ -155,7 +162,7 @@ class Encoding:
 
 
 def as_text(value: Any) -> str:
-    """A category as it stands in a file; 2 and 2.0 are the same category.
+    """A category as text in a file. 2 and 2.0 are the same category.
 
     Example:
         >>> as_text(2.0), as_text("II")
@@ -167,7 +174,7 @@ def as_text(value: Any) -> str:
 
 
 def fill_gaps(values: np.ndarray, value: Any) -> np.ndarray:
-    """Values [n] of any type, with `value` in place of missing ones and empty texts."""
+    """Values [n] of any type, in which `value` replaces missing values and empty texts."""
     filled = values.astype(object)
     filled[missing(filled) | (filled == "")] = value
     return filled
@@ -196,13 +203,14 @@ def from_columns(
     standardise: Any = None,
     **others: Any,
 ) -> DataSet | None:
-    """A table without rows, as its columns and classes describe it; None if no column is named.
+    """A data set without rows, from a description of the columns and classes; None if no column is
+    named.
 
     Args:
         inputs: the columns, each with one number per row.
         labels: names of the classes.
-        classes: number of the classes, if they have no names. Without both, the targets are real
-            numbers.
+        classes: number of classes, if they have no names. If neither labels nor classes are given,
+            the targets are real numbers.
         standardise: public figures by column, see `fedlgm.data.tables.as_arrays`.
         others: further options of a table, which have no effect here.
 
@@ -227,7 +235,7 @@ def from_tables(mapping: Mapping[str, Any]) -> DataSet:
     """A data set of tables with `categories` or `fill`; see `DataSet.from_mapping`.
 
     Raises:
-        DataError: a part is no pandas frame, or as in `Encoding` and `DataSet.from_mapping`.
+        DataError: a part is not a pandas frame; or see `Encoding` and `DataSet.from_mapping`.
     """
     given = {key: mapping[key] for key in OPTIONS if mapping.get(key) is not None}
     plain = {key: value for key, value in mapping.items() if key not in OPTIONS}

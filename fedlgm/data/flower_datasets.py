@@ -1,4 +1,4 @@
-"""Partition schemes of `flwr-datasets`, run over the label column only.
+"""Partition schemes of `flwr-datasets`, which are run only on the column of labels.
 
 Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
 client). `flwr-datasets` is imported on the first call.
@@ -20,12 +20,12 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import load_object, parameters_of, users_code
 from fedlgm.noise.keys import KeyRing, Purpose
 
-_ROWS, _SEED = 0, 1  # streams of this module below Purpose.PARTITION
+_ROWS, _SEED = 0, 1  # numbers of this module's streams below Purpose.PARTITION
 
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
-    """Random clients of equal size, give or take one (`IidPartitioner`); each has at least one
-    sample.
+    """Random clients, with sizes that differ by at most one (`IidPartitioner`). Each client has at
+    least one sample.
 
     Raises:
         ConfigError: there are more clients than samples.
@@ -80,7 +80,7 @@ def _seed(ring: KeyRing) -> int:
 
 
 def _owners(partitioner: libraries.Partitioner, labels: np.ndarray, ring: KeyRing) -> np.ndarray:
-    """Run `partitioner` on shuffled rows, as `FederatedDataset` does, and read back who got which
+    """Run `partitioner` on shuffled rows, as `FederatedDataset` does. Return the owner of each
     sample.
     """
     from fedlgm.data.rows import LabelledRows
@@ -93,10 +93,10 @@ def _owners(partitioner: libraries.Partitioner, labels: np.ndarray, ring: KeyRin
 def _read_back(
     partitioner: libraries.Partitioner, count: int, rows: Callable[[Any], Any]
 ) -> np.ndarray:
-    """Client of each of `count` samples, -1 for none; `rows` gives a partition's samples."""
+    """Owner of each of `count` samples, or -1. `rows` returns the samples of a partition."""
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # our own messages report retries and unused classes
+        warnings.simplefilter("ignore")  # this library's messages report retries and unused classes
         for client in range(partitioner.num_partitions):
             owner[rows(partitioner.load_partition(client))] = client
     return owner
@@ -108,8 +108,8 @@ def is_partitioner_name(scheme: str) -> bool:
 
 
 def find(scheme: str) -> Any:
-    """The class of `flwr_datasets.partitioner` with that name, or the object that
-    "package.module:name" names.
+    """The class of `flwr_datasets.partitioner` with the given name, or the object to which
+    "package.module:name" refers.
 
     Raises:
         ConfigError: there is no such class or object.
@@ -121,8 +121,8 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Arguments of a partitioner or a user's function that a run does not supply: name -> whether
-    it is required.
+    """Arguments of a partitioner or of a user's function that a run does not supply: name ->
+    whether the argument is required.
     """
     if not callable(found):
         return {}
@@ -144,17 +144,17 @@ def by_partitioner(
     Args:
         found: a `Partitioner`, which is copied and not changed, or its class.
         columns: columns to divide by: "label" [n], and "user" [n] if the data have users.
-        clients: number of clients that it must return.
-        ring: source of randomness, for the order of the rows and for `seed` where the class takes
-            one.
-        values: options for a class; `num_partitions`, `partition_by` ("label") and `seed` are
-            filled in.
+        clients: number of clients that the partitioner must return.
+        ring: source of randomness, for the order of the rows and, if the class has this argument,
+            for `seed`.
+        values: options for a class. `num_partitions`, `partition_by` ("label") and `seed` are
+            added.
 
     Returns:
         Owner of each sample.
 
     Raises:
-        ConfigError: the partitioner refuses its options or the data, or returns another number of
+        ConfigError: the partitioner refuses its options or the data, or returns the wrong number of
             clients.
     """
     from datasets import Dataset
@@ -187,7 +187,7 @@ def _fill_options(
     """Options of a class, completed with the options that a run knows."""
     parameters = parameters_of(kind)
     defaults = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
-    # Tables (of a DistributionPartitioner) must be arrays; TOML has lists of lists.
+    # A DistributionPartitioner needs tables as arrays, but TOML has only lists of lists.
     given = {
         key: np.asarray(value)
         if isinstance(value, list) and value and isinstance(value[0], list)

@@ -1,8 +1,9 @@
-"""Readers of the published files of public sets. Damage raises a `DataError` that names the file.
+"""Readers of the published files of public sets. For a damaged file they raise a `DataError` that
+names the file.
 
 The readers accept the files that torchvision reads, and also compressed or partial copies.
-torchvision requires unpacked files with the MD5 sums of the original release, and it unpickles
-CIFAR without restriction.
+torchvision requires unpacked files with the MD5 sums of the original release, and it unpickles the
+files of CIFAR without restrictions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Samples(NamedTuple):
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Array of unsigned bytes from an IDX file (MNIST's format), gzipped or not.
+    """Array of unsigned bytes from an IDX file (MNIST's format), which may be gzipped.
 
     Raises:
         DataError: the file cannot be read, is not an IDX file of unsigned bytes, or is damaged.
@@ -63,7 +64,8 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> Samples:
-    """Grey images and their labels from two IDX files, the first of each sequence.
+    """Grey images and their labels from two IDX files. Only the first file of each sequence is
+    read.
 
     Raises:
         DataError: a file cannot be read, or images and labels do not match.
@@ -79,7 +81,9 @@ def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> S
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles arrays and plain containers only: a data file must not be able to run code."""
+    """Unpickles only arrays and plain containers, because a data file must not be able to run
+    code.
+    """
 
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"})
 
@@ -95,11 +99,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
-    """Images of CIFAR's Python version, batches joined.
+    """Images of CIFAR's Python version, from all batches together.
 
     Args:
-        files: pickled batches, one in each, a dict with "data" (uint8 [n, 3072], channel first) and
-            `label_key`.
+        files: files with one pickled batch each. A batch is a dict with "data" (uint8 [n, 3072],
+            channel first) and `label_key`.
         label_key: "labels" for CIFAR-10, "fine_labels" for CIFAR-100.
 
     Returns:
@@ -126,7 +130,8 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
 
 
 def read_svhn(files: Sequence[Path]) -> Samples:
-    """Cropped digits of SVHN from one MATLAB file; its label 10 stands for the digit 0.
+    """Cropped digits of SVHN from one MATLAB file. In the file, the label 10 stands for the digit
+    0.
 
     Raises:
         DataError: the file is not one of SVHN's cropped digits, or is damaged.
@@ -147,15 +152,16 @@ def read_svhn(files: Sequence[Path]) -> Samples:
 
 
 def read_leaf(paths: Sequence[Path]) -> Samples:
-    """Images of LEAF's FEMNIST (Caldas et al., 2018) from its JSON files, with the writer of each.
+    """Images of LEAF's FEMNIST (Caldas et al., 2018) from JSON files, with the writer of each
+    image.
 
     Args:
         paths: files with "users" and "user_data": user -> {"x": [784 numbers in [0, 1]], "y":
             [labels]}.
 
     Returns:
-        Images float32 [n, 1, 28, 28] turned to ink = 1 on paper = 0 (LEAF stores paper as 1),
-        labels and users.
+        Images float32 [n, 1, 28, 28], labels and users. In the images ink is 1 and paper is 0 (LEAF
+        stores paper as 1).
 
     Raises:
         DataError: a file is not one of LEAF's FEMNIST, or the files name no user.

@@ -1,4 +1,5 @@
-"""Folders of images: classes by subfolder, or by an attribute file (CelebA), resized once.
+"""Folders of images. Subfolders or an attribute file (CelebA) give the classes. Images are resized
+once.
 
     folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg
         test images are named
@@ -39,9 +40,9 @@ _KINDS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 )
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_EVERY = 5  # one in this many images of a class is a test image, unless the folder says which
+_EVERY = 5  # every fifth image of a class is a test image, unless the folder says which
 _BLOCK = 512
-_READING = 2  # version of how pixels are read; resized images of earlier versions are not used
+_READING = 2  # version of reading pixels; resized images of earlier versions are not used
 
 
 def load_folder(
@@ -56,20 +57,21 @@ def load_folder(
     docs/how-to/own-data.md.
 
     Args:
-        folder: see the module.
+        folder: the folder; the docstring of this module describes the forms.
         image_size: height and width; the largest centred square of an image is resized bilinearly.
         channels: 3 (RGB) or 1 (grey).
         attribute: column of the attribute file that gives the class. A number above 0 is class 1,
             any other number is class 0, and words are classes in alphabetical order. None takes
             subfolders as classes.
-        train_images: number of training images that the folder must have, as published or agreed;
-            None accepts any number.
-        image_classes: number of classes that the folder must have, in the same way.
+        train_images: published or agreed number of training images that the folder must have; None
+            accepts any number.
+        image_classes: published or agreed number of classes that the folder must have; None accepts
+            any number.
 
     Raises:
         DataError: the folder does not exist or has no images, an image cannot be read, or a label
-            is missing (the message names it); or the number of images or classes is not the stated
-            one.
+            is missing (the message names it); or the number of images or classes differs from the
+            stated number.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
@@ -98,10 +100,10 @@ def load_folder(
             what = option.replace("train_", "training ").replace("image_", "")
             raise DataError(
                 f"data.{option} = {stated}, but {folder} has {there} {what}: plans used the stated "
-                f"number. Give the whole folder, or set data.{option} to {there} (to none: any "
-                "number)"
+                f"number. Give the whole folder, or set data.{option} to {there} (none accepts "
+                "any number)"
             )
-    order = np.argsort(tests, kind="stable")  # training images first
+    order = np.argsort(tests, kind="stable")  # training images come first
     stamps = [(str(files[i]), files[i].stat().st_size, files[i].stat().st_mtime_ns) for i in order]
     return _load_resized(
         tuple(stamps), tuple(labels[order].tolist()), train, names, image_size, channels
@@ -130,7 +132,7 @@ def _load_resized(
 
 
 def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int) -> np.ndarray:
-    """All images, written to `kept` if possible, and mapped from there."""
+    """All images. If possible, they are written to `kept` and mapped into memory from there."""
     shape, part = (len(files), channels, size, size), cache_file.with_suffix(f".{os.getpid()}.part")
     try:
         # the resized images are as private as the originals
@@ -178,8 +180,8 @@ _Found = tuple[list[Path], np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _by_folder(folder: Path) -> _Found:
-    """Files, their labels, whether each is a test image, and the names of the classes, by
-    subfolders.
+    """Files, labels of the files, whether each file is a test image, and names of the classes.
+    Subfolders give the classes.
     """
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     roots = (
@@ -215,7 +217,7 @@ def _by_folder(folder: Path) -> _Found:
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
-    """The same, by an attribute file."""
+    """The same as `_by_folder`, but an attribute file gives the classes."""
     table = next(
         (
             path
@@ -256,7 +258,9 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
 
 
 def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, Path]:
-    """The image of each name in an attribute file: a path within the folder, or its last parts."""
+    """The image for each name in an attribute file. A name is a path within the folder, or the last
+    components of such a path.
+    """
     images: dict[str, list[Path]] = {}
     for path in _images(folder):
         images.setdefault(path.name, []).append(path)
@@ -287,7 +291,9 @@ def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, P
 def _label_words(
     words: Mapping[str, str], attribute: str, what: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class numbers of an attribute's values by file name, and the names of the classes."""
+    """Class number of each file name, from the file's value of an attribute, and the names of the
+    classes.
+    """
     empty = [name for name, word in words.items() if not word.strip()]
     gaps = [name for name, word in words.items() if word in GAPS]
     try:
@@ -317,7 +323,7 @@ def _words_of(path: Path, attribute: str) -> dict[str, str]:
         del rows[0]  # CelebA's first line is the number of images
     header = rows.pop(0) if rows else []
     if comma:
-        header = header[1:]  # the column of the files has a name, too
+        header = header[1:]  # the column of file names has a header, too
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header) + 1), None)
     if not rows or wrong is not None:
         what = (
@@ -350,8 +356,8 @@ def _check_classes(
     names: tuple[str, ...],
     stated: bool = False,
 ) -> _Found:
-    """The same, if the test images, which are public, have all classes. Classes that are `stated`
-    need no images.
+    """The given files and classes, checked: the test images, which are public, must contain all
+    classes. If classes are `stated`, they need no images.
     """
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"
@@ -361,7 +367,7 @@ def _check_classes(
         private = [name for i, name in enumerate(names) if i not in public]
         raise DataError(
             f"{folder}: no test image has the class {private[0]!r}, so private images alone would "
-            "add an output to the model: add a test image of it, or leave its images out "
+            "add an output to the model: add a test image of this class, or leave out its images "
             f"({len(private)} such classes)"
         )
     return files, labels.astype(np.int64), tests, names

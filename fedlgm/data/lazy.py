@@ -1,4 +1,4 @@
-"""Inputs that stay where they are, such as in a file, until a client trains on them."""
+"""Inputs that stay in their source, such as a file, until a client trains on them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class LazyArray(Undecoded):
     """Training inputs that are read when their rows are needed, and not kept.
 
     A simulation of many clients then needs memory only for the clients that train at the moment.
-    Values are checked as they are read. A resumed run recognises the shape and type of the inputs,
-    but not their values, since it would have to read all of them.
+    Values are checked as they are read. A resumed run compares the shape and type of the inputs
+    with the earlier run. It does not compare values, because it would have to read all of them.
 
     Args:
-        source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers,
-            which returns the same values whenever it is asked: a dataset of h5py, an array of zarr,
-            an `np.memmap`, or your own generator of examples.
+        source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers.
+            It must return the same values every time. Examples are a dataset of h5py, an array of
+            zarr, an `np.memmap`, or your own generator of examples.
 
     Attributes:
         dtype: float32, or int64 for integers such as tokens.
 
     Raises:
-        DataError: the source lacks one of these, or is not numeric.
+        DataError: the source lacks one of these attributes, or is not numeric.
 
     Example:
         >>> class Squares:
@@ -80,7 +80,7 @@ class LazyArray(Undecoded):
         """Read inputs [rows, ...].
 
         Raises:
-            DataError: the source fails, or returns another shape, NaN or infinity.
+            DataError: the source fails, or returns a wrong shape, NaN or infinity.
         """
         numbers, back = np.unique(self._numbers(rows), return_inverse=True)
         label = f"LazyArray({type(self._source).__name__})"

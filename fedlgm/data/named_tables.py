@@ -1,7 +1,7 @@
 """Tables by name: CSV and Parquet files, and data sets of the Hugging Face Hub.
 
-Both become tables here. `fedlgm.data.tables` makes a data set of them, as it does of tables that a
-user passes.
+This module reads them as tables. `fedlgm.data.tables` turns the tables into a data set, as it does
+with tables that a user passes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def read_files(
 ) -> dict[str, Any]:
     """Files as a mapping of frames for `fedlgm.data.encoding.from_tables`.
 
-    A pattern such as "sites/*.csv", or a list, stands for one file of each site: the sites are then
-    the users, unless `users` names a column. All files have the columns of the test file, in any
-    order.
+    A pattern such as "sites/*.csv", or a list, stands for several files, one from each site. The
+    sites are then the users, unless `users` names a column. All files have the columns of the test
+    file, in any order.
 
     Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
-    is a name. Targets are numbers if all targets of the public test file are numbers and none of
-    them is a name among `labels`.
+    is a name. Targets are numbers if all targets of the public test file are numbers and no target
+    is a name among `labels`.
 
     Args:
         file: training examples, .csv, .csv.gz or .parquet; or a pattern or list of such files.
@@ -48,17 +48,18 @@ def read_files(
             "fill".
 
     Raises:
-        DataError: no file is named, a file is missing, damaged or has no rows, or two spellings of
-            a target are one number. The faults of the files of several sites are one message.
+        DataError: no file is named; a file is missing, is damaged or has no rows; or two spellings
+            of a target mean the same number. The faults in the files of several sites are reported
+            in one message.
     """
     return _tables((file, test_file), columns, ("file", "test_file"))
 
 
 def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A mapping in which tables replace the names of files under "train" and "test".
+    """The mapping, with tables in place of the names of files under "train" and "test".
 
     Raises:
-        DataError: only one of the two is a name, or as in `read_files`.
+        DataError: only one of the two is a name; or see `read_files`.
     """
     parts = [mapping.get(part) for part in SPLITS]
     names = [
@@ -81,7 +82,7 @@ def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tables(
     files: tuple[Any, Any], columns: Mapping[str, Any], keys: tuple[str, str]
 ) -> dict[str, Any]:
-    """See `read_files`; `keys` are the keys of the two arguments, for messages."""
+    """The mapping for `read_files`; `keys` are the keys of the two arguments, for messages."""
     names = _text_columns(columns)
     file, test = files[0], read_frame(files[1], keys[1], names)
     several = isinstance(file, list | tuple) or (
@@ -98,7 +99,7 @@ def _tables(
 
 
 def _text_columns(columns: Mapping[str, Any]) -> list[str]:
-    """Names that the columns of targets and users may have."""
+    """Possible names of the columns of targets and users."""
     target = columns.get("target")
     names = (
         *(TARGETS if target is None else (target,)),
@@ -109,7 +110,9 @@ def _text_columns(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping for `DataSet.from_mapping`; in frames, targets as `read_files` says."""
+    """The mapping for `DataSet.from_mapping`. In frames, targets are converted as `read_files`
+    describes.
+    """
     target = columns.get("target")
     if target is None:
         target = next((each for each in TARGETS if each in train), None)
@@ -126,13 +129,14 @@ def convert_targets(
 
     Args:
         train: table with the column; changed in place.
-        test: the public table; changed in place. If a node's rows come without public rows, both
-            arguments are the node's rows.
-        column: the targets.
+        test: the public table; changed in place. If a node has rows of its own but no public rows,
+            both arguments are the node's rows.
+        column: name of the column of targets.
         labels: names of the classes, which stay text.
 
     Raises:
-        DataError: two spellings are one number, or numbers have gaps among them.
+        DataError: two spellings mean the same number, or some targets are missing although the
+            others are numbers.
     """
     import pandas
 
@@ -164,7 +168,7 @@ def convert_targets(
             )
     if _is_number(public).all() and all(_is_number(frame[column]).all() for frame in frames):
         numbers = {text: float(text) for frame in frames for text in frame[column].unique()}
-        if all(value.is_integer() for value in numbers.values()):  # these may be classes
+        if all(value.is_integer() for value in numbers.values()):  # such numbers may be classes
             spelled_once(numbers, f"data.target: column {column!r}")
         for frame in frames:
             frame[column] = pandas.to_numeric(frame[column])
@@ -175,7 +179,7 @@ def _are_texts(column: libraries.Series[Any]) -> bool:
 
 
 def _is_number(column: libraries.Series[Any]) -> libraries.Series[bool]:
-    """Which texts are finite numbers."""
+    """For each text, whether it is a finite number."""
     import pandas
 
     return pandas.to_numeric(column, errors="coerce").abs() < float("inf")
@@ -195,14 +199,16 @@ def read_hub(
 
     Args:
         name: "hf:owner/name".
-        folder: copy of the data set's files; None reads the local cache, or downloads into it.
-        subset: configuration, for data sets that have several.
+        folder: folder with a copy of the data set's files. With None, the local cache is read, or
+            the files are downloaded into it.
+        subset: name of the configuration, for data sets with several configurations.
         splits: training and test split; slices such as "train[:80%]" work.
         download: whether the Hub may be asked.
         columns: further keys of the mapping.
 
     Raises:
-        DataError: the data set is neither at hand nor reachable, or has no such subset or split.
+        DataError: the data set is not stored locally and cannot be downloaded, or it has no such
+            subset or split.
     """
     import datasets
 
@@ -238,7 +244,9 @@ def read_hub(
 def _offline(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """The splits from a folder or the local cache; ConnectionError if they are in neither."""
+    """The splits from a folder or from the local cache; ConnectionError if neither contains
+    them.
+    """
     from datasets import config
 
     before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
@@ -251,7 +259,7 @@ def _offline(
 def _load(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """The splits. Splits of CSV files are frames whose columns `texts` are text, as in
+    """The splits. A split from CSV files is a frame in which the columns `texts` are text, as in
     `read_csv`.
     """
     from datasets import load_dataset
@@ -269,9 +277,9 @@ def _load(
             parts = load_dataset(path, subset, split=list(splits), **options)
         except (ConnectionError, ValueError) as error:
             raise DataError(
-                f"data: the CSV files of {path!r} are not at hand, and users and classes in the "
-                "cache have guessed types, so that 007 and 7 may be one: set data.dir to a folder "
-                "with its files"
+                f"data: the CSV files of {path!r} are not on this machine, and users and classes "
+                "in the cache have guessed types, so that 007 and 7 may be the same value: set "
+                "data.dir to a folder with these files"
             ) from error
         parts = [part.to_pandas() for part in parts]
     return parts[0], parts[1]
@@ -292,7 +300,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
         names: columns that are text, see `read_csv`.
 
     Raises:
-        DataError: no file is named, or it is missing, damaged or without rows.
+        DataError: no file is named, or the file is missing, damaged or without rows.
     """
     if file is None:
         what = "public test examples" if "test" in key else "the training examples"
@@ -306,7 +314,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
         frame = _read(path, names)
-    except (OSError, EOFError, ValueError) as error:  # pandas' and pyarrow's errors are among them
+    except (OSError, EOFError, ValueError) as error:  # of pandas and pyarrow, too
         what = f"data.{key}: {str(path)!r} cannot be read"
         raise DataError(explain_failure(what, error)) from error
     if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):
@@ -327,7 +335,7 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     all rows.
 
     Raises:
-        DataError: two columns have one name, or rows have more values than there are names.
+        DataError: two columns have the same name, or rows have more values than there are columns.
         OSError, ValueError: the file cannot be read.
     """
     import pandas
@@ -346,7 +354,7 @@ def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
     frame = pandas.read_csv(
         path, low_memory=False, dtype=texts, keep_default_na=False, na_values=gaps, **packed
     )
-    if not isinstance(frame.index, pandas.RangeIndex):  # pandas took the first values as the index
+    if not isinstance(frame.index, pandas.RangeIndex):  # the first values became the index
         raise DataError(
             f"{path} has rows with more values than its header has names: name each column"
         )

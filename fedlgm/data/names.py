@@ -1,4 +1,4 @@
-"""Names of classes in a user's data as numbers, and values that are missing."""
+"""Conversion of class names in a user's data to numbers, and detection of missing values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from fedlgm.errors import DataError
 
 IGNORED = -100
-"""Target of a position that does not count, as `transformers` and torch's `ignore_index` have
-it."""
+"""Target of a position that does not count. `transformers` and torch's `ignore_index` use the same
+value."""
 GAPS = frozenset(
     [
         "",
@@ -37,18 +37,19 @@ GAPS = frozenset(
         "null",
     ]
 )
-"""Texts that mean a missing number, which pandas has by default."""
+"""Texts that mean a missing number, as in pandas by default."""
 
 
 def class_numbers(
     parts: dict[str, Any], labels: Sequence[str] | None
 ) -> tuple[Any, Any, tuple[str, ...] | None]:
-    """Both parts, with class numbers in place of targets that are names, and the names of the
-    classes; None if the classes have no names.
+    """Both parts, with class numbers in place of class names as targets, and the names of the
+    classes (None if the classes have no names).
 
     Args:
         parts: "training" and "test", each (inputs, targets).
-        labels: names of the classes; None takes those among the test targets in alphabetical order.
+        labels: names of the classes; None stands for the names among the test targets, in
+            alphabetical order.
 
     Raises:
         DataError: a target is missing or names no class, or only one part has names.
@@ -60,7 +61,7 @@ def class_numbers(
         refuse_masked(pair[1], f"{part} targets")
         if isinstance(pair[1], torch.Tensor):
             continue
-        with suppress(ValueError):  # of unequal rows, which `as_numbers` reports
+        with suppress(ValueError):  # the rows are unequal, which `as_numbers` reports
             targets[part] = y = np.asarray(pair[1])
             if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.reshape(-1)):
                 raise DataError(
@@ -72,8 +73,8 @@ def class_numbers(
         return (*parts.values(), None)
     if labels is None and len(texts) < len(parts):
         raise DataError(
-            f"{next(iter(texts))} targets are names, but those of the other part are not: both "
-            "parts must be alike"
+            f"{next(iter(texts))} targets are names, but the targets of the other part are "
+            "not: both parts need targets of the same kind"
         )
     for part, y in texts.items():
         if (
@@ -117,7 +118,7 @@ def class_numbers(
 
 
 def missing(values: np.ndarray) -> np.ndarray:
-    """Which values are None, NaN or pandas' NA, bool [n].
+    """For each value, whether it is None, NaN or pandas' NA, bool [n].
 
     Example:
         >>> missing(np.array(["a", None, float("nan")], dtype=object)).tolist()
@@ -138,12 +139,12 @@ def missing(values: np.ndarray) -> np.ndarray:
 
 
 def refuse_masked(values: Any, what: str) -> None:
-    """Refuse masked values of `numpy.ma`: an array without its mask holds their fill value, such as
-    -9999.
+    """Refuse masked values of `numpy.ma`, because without the mask an array holds a fill value such
+    as -9999 in their place.
 
     Args:
         values: an array, or a list or tuple of arrays.
-        what: what they are, for the message.
+        what: description of the values in the message.
 
     Raises:
         DataError: a value is masked.
@@ -163,7 +164,7 @@ def refuse_masked(values: Any, what: str) -> None:
 
 
 def describe_missing(lost: np.ndarray, what: str) -> str:
-    """Number of rows without such a value, in words.
+    """A text that states how many rows lack such a value.
 
     Example:
         >>> describe_missing(np.array([False, True]), "target")
@@ -173,11 +174,11 @@ def describe_missing(lost: np.ndarray, what: str) -> str:
 
 
 def spelled_once(values: Mapping[str, Any], what: str) -> None:
-    """Refuse two spellings of one value, which would become one class or one user.
+    """Refuse two spellings of the same value, which would become the same class or the same user.
 
     Args:
         values: value of each spelling.
-        what: where they stand, for the message.
+        what: location of the values, for the message.
 
     Raises:
         DataError: two spellings have the same value.
@@ -186,14 +187,14 @@ def spelled_once(values: Mapping[str, Any], what: str) -> None:
         >>> spelled_once({"01": 1, "1": 1}, "column 'ward'")
         Traceback (most recent call last):
             ...
-        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become one: spell equal values alike
+        fedlgm.errors.DataError: column 'ward' has '01' and '1', which would become the same value: use one spelling
     """
     first: dict[Any, str] = {}
     for text, value in values.items():
         if (other := first.setdefault(value, text)) != text:
             raise DataError(
-                f"{what} has {other!r} and {text!r}, which would become one: spell equal values "
-                "alike"
+                f"{what} has {other!r} and {text!r}, which would become the same value: use one "
+                "spelling"
             )
 
 

@@ -1,6 +1,6 @@
 """Division of a data set among clients, by scheme name.
 
-Schemes of `flwr-datasets` run on its own partitioners; the others are in `assignment`.
+The schemes of `flwr-datasets` run its partitioners; all other schemes are in `assignment`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Partition:
 
 
 _OF_FLOWER = ("iid", "dirichlet")
-"""Schemes whose divisions are kept on disk, because `flwr-datasets` takes a second to import."""
+"""Schemes whose results are cached on disk, because `flwr-datasets` takes a second to import."""
 _SCHEMES: Registry[Callable[..., np.ndarray]] = Registry(
     "partition scheme",
     {"iid": flower.iid, "dirichlet": flower.dirichlet, **assignment.SCHEMES},
@@ -153,8 +153,8 @@ def schemes() -> tuple[str, ...]:
 def options(scheme: str) -> dict[str, bool]:
     """Options of a scheme: name -> whether it is required.
 
-    For a partitioner of `flwr-datasets` or of a user these are the arguments that a run
-    does not fill in itself.
+    For a partitioner of `flwr-datasets` or of a user, these are the arguments that a run does not
+    supply.
 
     Raises:
         ConfigError: for an unknown scheme, or one that cannot be imported.
@@ -174,14 +174,14 @@ def partition(
 ) -> Partition:
     """Divide samples among clients.
 
-    The result depends on the arguments only, never on a global random generator. No sample goes to
-    two clients; clients may be empty.
+    The result depends on the arguments only, never on a global random generator. No sample belongs
+    to two clients, and clients may be empty.
 
     Args:
         labels: class of each sample, int [n], not negative.
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`; their functions in `flower` and `assignment` describe them and
-            their options.
+        scheme: one of `schemes()`. The functions in `flower_datasets` and `assignment` describe the
+            schemes and their options.
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the scheme.
 
@@ -240,7 +240,7 @@ def partition(
 
 
 def _restore(content: bytes | None, samples: int, clients: int) -> Partition | None:
-    """The kept division, if it is valid."""
+    """The cached division, if it is valid."""
     if content is None or len(content) != 4 * samples:
         return None
     owner = np.frombuffer(content, dtype=np.int32).astype(np.int64)

@@ -1,5 +1,5 @@
-"""`flwr_datasets.partitioner` without the rest of its package, whose plotting libraries take
-seconds to import.
+"""Import of `flwr_datasets.partitioner` without the rest of its package, because the package
+imports plotting libraries, which takes seconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PACKAGE = "flwr_datasets"
 
 
 class _Unfinished(ModuleType):
-    """A package whose own code runs on first access to its attributes; its modules can be imported
-    before that.
+    """A package whose code runs only when its attributes are first used. Its modules can be
+    imported earlier.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -45,7 +45,7 @@ def partitioners() -> Any:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Unfinished
         sys.modules[_PACKAGE] = package
-    # in a notebook without ipywidgets it warns of bars that nobody will show
+    # in a notebook without ipywidgets, it warns about progress bars that are never shown
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         return importlib.import_module(f"{_PACKAGE}.partitioner")

@@ -19,7 +19,7 @@ _TO_FLOAT = 2.0 / 255.0
 
 
 class Undecoded(ABC):
-    """Inputs [n, ...] that are not in memory as numbers until they are read."""
+    """Inputs [n, ...] that become numbers in memory only when they are read."""
 
     @property
     @abstractmethod
@@ -32,7 +32,7 @@ class Undecoded(ABC):
 
     @abstractmethod
     def parts(self, name: str) -> dict[str, np.ndarray]:
-        """Arrays that describe the inputs without reading them, by names that begin with `name`."""
+        """Arrays that describe the inputs without reading them. Their names begin with `name`."""
 
     @abstractmethod
     def __getitem__(self, rows: Any) -> np.ndarray:
@@ -45,8 +45,8 @@ class Undecoded(ABC):
 
 @dataclass(frozen=True)
 class Pixels(Undecoded):
-    """Bytes and a table with the number for each byte: the same floats in a quarter of their
-    memory.
+    """Bytes and a table with the number for each byte. They take a quarter of the memory of the
+    same floats.
 
     Attributes:
         codes: uint8 [n, ...].
@@ -129,7 +129,7 @@ def fit_image(image: Any, size: int | None, channels: int) -> np.ndarray:
 
 
 def upright(image: Any, channels: int) -> Any:
-    """An image of Pillow with 8 bits per channel, turned as its EXIF data say.
+    """An image of Pillow with 8 bits per channel, rotated as its EXIF data say.
 
     Grey images of 16 bits are scaled by 1/257, so that white stays white.
 
@@ -164,7 +164,8 @@ def upright(image: Any, channels: int) -> Any:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Raise a DataError that names an image which cannot be decoded.
+    """In the block, turn the error of an image that cannot be decoded into a DataError that names
+    the image.
 
     Args:
         what: the image, for the message.

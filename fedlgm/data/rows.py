@@ -1,4 +1,4 @@
-"""Labels in the form that the partitioners of `flwr-datasets` take."""
+"""Labels in the form that the partitioners of `flwr-datasets` need."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from datasets import Dataset
 
 
 class LabelledRows(Dataset):
-    """Rows with labels whose selections are plain arrays of row numbers.
+    """Rows with labels. A selection of rows is a plain array of row numbers.
 
-    Making a view of a `Dataset` takes two milliseconds. For 5,000 clients this is ten seconds,
-    although only their rows are needed.
+    A view of a `Dataset` takes two milliseconds to make. For 5,000 clients this would take ten
+    seconds, although only the row numbers are needed.
     """
 
     @classmethod
     def of(cls, labels: np.ndarray, rows: np.ndarray) -> LabelledRows:
-        """Row `rows[i]` has the label `labels[i]`."""
-        # Columns of Arrow format come as arrays; any other format is read row by row, which takes
-        # seconds.
+        """Make rows in which row `rows[i]` has the label `labels[i]`."""
+        # Columns in Arrow format are returned as arrays. Any other format is read row by row, which
+        # takes seconds.
         table: LabelledRows = cls.from_dict({"label": labels, "row": rows}).with_format("arrow")
         return table
 
@@ -29,7 +29,7 @@ class LabelledRows(Dataset):
         return np.asarray(self["row"])[np.fromiter(indices, np.int64)]
 
     def sort(self, *_: Any, **__: Any) -> LabelledRows:  # type: ignore[override]
-        """Sorted by label; rows of one label keep their order."""
+        """The rows, sorted by label. Rows with the same label keep their order."""
         labels = np.asarray(self["label"])
         order = np.argsort(labels, kind="stable")
         return self.of(labels[order], np.asarray(self["row"])[order])

@@ -1,7 +1,7 @@
-"""The files of several sites as one table: all faults of all files in one report.
+"""The files of several sites as one table, with one report on all faults of all files.
 
-The public test file says which columns there are. Private files add nothing to the description of
-the data, and a message holds none of their values.
+The public test file determines the columns. Private files add nothing to the description of the
+data, and messages contain no values from them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from fedlgm.wording import alternatives
 
 _COMMA = re.compile(r"\s*-?\d*,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 """A number with a decimal comma."""
-_SHOWN = 12  # categories that a remedy lists
+_SHOWN = 12  # largest number of categories that a remedy lists
 MARKS = ";\t|"
-"""Signs between the columns of files that are not comma-separated."""
+"""Separators of columns in files that are not comma-separated."""
 
 
 def paths_of(key: str, files: Any) -> list[Path]:
-    """The files that a name, a pattern such as "sites/*.csv", or a list of both stands for.
+    """The files for a name, for a pattern such as "sites/*.csv", or for a list of names and
+    patterns.
 
     Args:
-        key: key of the argument, for messages.
+        key: name of the argument in messages.
         files: name, pattern or list.
 
     Raises:
@@ -67,7 +68,7 @@ def is_pattern(path: Path) -> bool:
 
 
 def mark_of(header: str) -> str | None:
-    """The sign between the columns of a header, if it is not a comma.
+    """The separator of the columns in a header, if it is not a comma.
 
     Example:
         >>> mark_of("age;dose;ill")
@@ -81,7 +82,7 @@ class Sites:
 
     Args:
         test: the public table.
-        test_path: its file, for messages.
+        test_path: file of the public table, for messages.
         encoding: public categories and fills.
         columns: the further keys of the data: "target", "inputs", "users".
         read: function (path) -> frame, which raises DataError or ValueError.
@@ -103,15 +104,15 @@ class Sites:
         self._needed = [str(name) for name in test.columns if name != self._users]
         if names is not None:
             self._needed = [*dict.fromkeys([*names, *self._targets])]
-        self._open = names is not None  # further columns are then ignored
+        self._open = names is not None  # if the inputs are named, further columns are ignored
         self._labels = columns.get("labels")
         self._texts: set[str] = set()
         self._gaps: set[str] = set()
 
     def table(self, paths: Sequence[Path]) -> tuple[libraries.DataFrame, np.ndarray]:
         """The rows of all files, with the columns in the order of the public table, and the name of
-        each row's site: its file without the ending, or if two files have one name, the file's path
-        from their common folder.
+        the site of each row. The name of a site is the name of its file without the ending. If two
+        files have the same name, it is the file's path below the files' common folder.
 
         Raises:
             DataError: at least one file cannot be used; the message lists the faults of all files.
@@ -121,7 +122,7 @@ class Sites:
         if self._path.resolve() in [path.resolve() for path in paths]:
             raise DataError(
                 f"data: {str(self._path)!r} is the public test table and must not be one of "
-                "the training files: move it, or name the others"
+                "the training files: move it, or name the other files"
             )
         found: dict[tuple[str, ...], list[Path]] = {}
         frames = []
@@ -136,7 +137,7 @@ class Sites:
             raise DataError(self._report(found, len(paths)))
         names = [*self._needed, *([self._users] if self._users else [])]
         sites = [path.name.split(".")[0] for path in paths]
-        if len(set(sites)) < len(sites):  # folders above the common one may name a person
+        if len(set(sites)) < len(sites):  # folders above it may name a person
             common = os.path.commonpath(map(os.path.abspath, paths))
             sites = [os.path.relpath(path, common) for path in paths]
         owners = np.repeat(sites, [len(frame) for frame in frames])
@@ -152,13 +153,13 @@ class Sites:
             return None, ["not UTF-8: write it again as UTF-8"]
         except DataError as error:
             return None, [str(error).removeprefix(f"{path} ")]
-        except (OSError, EOFError, ValueError) as error:  # pandas' errors are among them
+        except (OSError, EOFError, ValueError) as error:  # these include the errors of pandas
             return None, [explain_failure("cannot be read", error)]
         faults = [] if len(frame) else ["no rows below its header"]
         return frame, [*faults, *self._of_names(list(map(str, frame.columns))), *self._of(frame)]
 
     def _of_names(self, header: list[str]) -> list[str]:
-        """Faults of the names of the columns, which may stand in any order."""
+        """Faults in the names of the columns. The columns may have any order."""
         wanted = [*self._needed, *([self._users] if self._users else [])]
         further = [name for name in header if name not in wanted]
         faults = []
@@ -176,7 +177,7 @@ class Sites:
         return faults
 
     def _of(self, frame: libraries.DataFrame) -> list[str]:
-        """Faults of the values, in words that contain no value."""
+        """Faults in the values. The text contains no values."""
         import pandas
 
         numeric = pandas.api.types.is_numeric_dtype
@@ -236,7 +237,7 @@ class Sites:
         return "\n".join(lines)
 
     def _categories(self) -> str:
-        """Categories of the columns of text as far as the public table shows them."""
+        """The categories of the columns of text that occur in the public table."""
         parts = []
         for name in sorted(self._texts):
             public: list[str] = []
@@ -253,7 +254,7 @@ def _join(names: Sequence[str]) -> str:
 
 
 def _has_commas(values: np.ndarray) -> bool:
-    """Whether texts are numbers, some of them with a decimal comma."""
+    """Whether texts are numbers of which at least one has a decimal comma."""
     texts = [str(value) for value in values if str(value)]
     numbers = [bool(_COMMA.fullmatch(text)) for text in texts]
     return any(numbers) and all(
@@ -268,7 +269,7 @@ def _header(path: Path) -> str:
 
 
 def _of_mark(path: Path, mark: str) -> str:
-    """The fault of a file whose columns are separated by another sign than a comma."""
+    """The fault of a file whose columns are not separated by commas."""
     import pandas
 
     rows = pandas.read_csv(path, sep=mark, dtype=str, keep_default_na=False)

@@ -1,5 +1,5 @@
-"""Sets in files: the folders that may hold them, their download, and the `DataSet` built from
-them.
+"""Sets that are read from files: the folders that may hold the files, the download, and the
+resulting `DataSet`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedlgm.errors import DataError
 from fedlgm.files import explain_failure
 
 _DEBIAN = Path("/usr/share/datasets")
-_TIMEOUT = 10.0  # seconds without an answer before a download is given up
+_TIMEOUT = 10.0  # a download is abandoned after this many seconds without an answer
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,13 @@ class FileSet:
     Attributes:
         classes: number of classes, or of characters.
         shape: shape of one input.
-        train: glob patterns, each of which must match a file of the set's folder.
-        read: reads the examples in the files of each such pattern; returns (train, test) if one
-            file holds all examples.
+        train: glob patterns of the files of the training examples. Each pattern must match a file
+            in the set's folder.
+        read: function that reads the examples from the files of each pattern. It returns (train,
+            test) if one file holds all examples.
         layout: folder below a data directory in which torchvision or LEAF keeps the set.
         advice: how to get the files by hand, up to "into <folder>".
-        torchvision: class of `torchvision.datasets` that downloads it, or None.
+        torchvision: class of `torchvision.datasets` that downloads the set, or None.
         debian: folder of Debian's package; None stands for the folder with the set's name among
             Debian's data sets.
         examples: published number of training examples, or None.
@@ -58,7 +59,7 @@ class FileSet:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Patterns of all its files."""
+        """Patterns of all files of the set."""
         return (*self.train, *self.test)
 
     def samples(self, folder: Path, patterns: Sequence[str]) -> Any:
@@ -184,8 +185,8 @@ def locate(
     root, needed = store(), spec.files if files is None else files
     folders = [root / name, root / spec.layout, spec.debian or _DEBIAN / name]
     if data_dir is not None:
-        # Bare files count only in a directory given for this very set: MNIST and Fashion-MNIST use
-        # the same file names.
+        # Files directly in a directory are accepted only if the directory was given for this set,
+        # because MNIST and Fashion-MNIST use the same file names.
         folders = [Path(data_dir) / below for below in ("", name, spec.layout)] + folders
     folder = _first_complete(folders, needed)
     if folder is not None:
@@ -203,8 +204,8 @@ def locate(
 
 @cache
 def read(name: str, folder: Path) -> DataSet:
-    """The set `name` of `FILE_SETS` from the folder that `locate` found, held for the life of the
-    process.
+    """The set `name` of `FILE_SETS` from the folder that `locate` found. The process keeps it until
+    it ends.
 
     Returns:
         The set: pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
@@ -219,7 +220,8 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def read_test(name: str, folder: Path) -> DataSet:
-    """The test examples of the set `name`, read from their own files, as both parts of a set.
+    """A set with the test examples of the set `name` as training and test part. Only the files of
+    the test examples are read.
 
     Raises:
         DataError: if a file is damaged.
@@ -245,7 +247,7 @@ def _build_data_set(name: str, folder: Path, train: Samples, test: Samples) -> D
 
 
 def _scale(x: np.ndarray) -> Any:
-    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]; characters stay as they are."""
+    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]. Characters are not changed."""
     if x.dtype == np.int64:
         return x
     if x.dtype == np.uint8:
@@ -269,7 +271,7 @@ def may_download(allowed: bool) -> bool:
 
 
 def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
-    """Try to download the set into `store`; returns a sentence about the failure, or ""."""
+    """Try to download the set into `store`. Return a sentence about the failure, or ""."""
     if spec.torchvision is None:
         return "No ready-made files of it are published."
     if not may_download(allowed):
@@ -296,7 +298,7 @@ def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
 
 @contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Close connections that stay silent, because torchvision sets no timeout."""
+    """Close connections without answers after a time, because torchvision sets no timeout."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

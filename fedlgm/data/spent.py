@@ -1,4 +1,4 @@
-"""Cost of releases from a data set before a run trains on it."""
+"""The cost of releases from a data set that were made before a run trains on the set."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fedlgm import privacy
 
 @dataclass(frozen=True)
 class Spent:
-    """Charges that every run on a data set adds to its own.
+    """Charges that every run on a data set must add to its own charges.
 
     Attributes:
         events: (event, number of releases).
-        protects: unit and neighbouring relation of all of them, as in "example, add-remove".
-        clients: number of clients as the data name them, if clients are the unit; else 0.
+        protects: unit and neighbouring relation of all events, as in "example, add-remove".
+        clients: number of clients in the data if clients are the unit; otherwise 0.
         division: `division_name` of these clients' rows.
 
     Example:
@@ -38,7 +38,8 @@ class Spent:
         return privacy.accounting.composed_epsilon(self.events, delta, accountant)
 
     def charge(self, ledger: privacy.Ledger) -> None:
-        """Put the events on a run's ledger before its first round; a repeated call does nothing.
+        """Charge the events to a run's ledger before the run's first round. A repeated call does
+        nothing.
 
         Raises:
             LedgerError: the ledger protects another unit, or cannot be written.
@@ -51,11 +52,12 @@ class Spent:
 
 
 def division_name(parts: Iterable[np.ndarray]) -> str:
-    """Name of a division of rows among clients, by which the clients of a release and of a run are
-    compared.
+    """Name of a division of rows among clients. It shows whether a release and a run have the same
+    clients.
 
     Args:
-        parts: row numbers of each client; neither their order nor the order of the clients matters.
+        parts: row numbers of each client. The order of the rows and the order of the clients do not
+            matter.
 
     Example:
         >>> division_name([np.array([0, 2]), np.array([1])]) == division_name([np.array([1]), np.array([2, 0])])

@@ -1,9 +1,9 @@
-"""Tables with named columns, pandas frames or `datasets.Dataset` objects, as the arrays of a data
-set.
+"""Conversion of tables with named columns (pandas frames or `datasets.Dataset` objects) to the
+arrays of a data set.
 
-A table of tokens has the columns of a tokenizer (`input_ids` and perhaps `attention_mask`,
-`token_type_ids`), which become the inputs in this order; rows are padded. Any other table is one of
-numbers or images: its columns except target and user are the features.
+A table of tokens has the columns of a tokenizer (`input_ids`, and optionally `attention_mask` and
+`token_type_ids`). They become the inputs in this order, and rows are padded. Any other table
+contains numbers or images, and its columns except target and user are the features.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ OPTIONS = (
     "standardise",
 )
 INTERCEPT = "(intercept)"
-"""Name of the intercept among a linear model's coefficients. No column may have this name."""
+"""Name of the intercept in the list of a linear model's coefficients. No column may have this
+name."""
 _KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
 _Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and targets
 
 
 class Column(TypedDict):
-    """A feature's public description: name, kind, and the constants that standardised it, if they
-    are known.
+    """A feature's public description: name, type, and the constants that standardised the feature,
+    if they are known.
 
     Attributes:
         name: name of the column.
         dtype: "bool", "int" or "float", as in the public test table.
         mean, deviation: the model's input is (value - mean) / deviation.
-        of, categories: for one category of a column of text, that column and all its categories.
-        fill: public value in place of a missing one.
+        of, categories: for a category of a column of text, the name of this column and all
+            categories of the column.
+        fill: public value that replaces missing values.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Column(TypedDict):
 
 
 class Unfit(DataError):
-    """A column that is not a feature; `fault` says why in a word or two."""
+    """A column that cannot be a feature; `fault` states the reason in a few words."""
 
     def __init__(self, message: str, fault: str) -> None:
         super().__init__(message)
@@ -74,8 +76,8 @@ class Unfit(DataError):
 
 
 def is_table(value: object) -> bool:
-    """Whether a value is a pandas frame or a `datasets.Dataset`; neither package is imported for
-    this.
+    """Whether a value is a pandas frame or a `datasets.Dataset`. This check imports neither
+    package.
 
     Example:
         >>> import pandas
@@ -111,7 +113,7 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         The mapping with arrays, and with the descriptions of the features as "columns". If "labels"
-        is missing and a `datasets.Dataset` names its classes, they become "labels".
+        is missing and a `datasets.Dataset` names its classes, these names become "labels".
 
     Raises:
         DataError: a part or column is missing, or a feature is not a number.
@@ -179,19 +181,19 @@ def describe(
     x: np.ndarray,
     constants: Mapping[str, Any] | str | None = None,
 ) -> tuple[Column, ...] | None:
-    """Descriptions of the features of a public table; None for images and arrays, which have no
-    columns of numbers.
+    """Descriptions of the features of a public table; None for images and arrays, because they have
+    no columns of numbers.
 
     Args:
         table: the table, or its columns by name.
         names: the features.
-        x: their values [n, ...].
-        constants: mean and standard deviation of the columns that they standardise, by name; "test"
-            takes the figures of x for all columns but Booleans.
+        x: values of the features [n, ...].
+        constants: mean and standard deviation of columns to standardise, by name. "test" stands for
+            the figures of x for all columns except Booleans.
 
     Raises:
-        DataError: constants name another column, or are not two finite numbers with a deviation
-            above 0; all x of a column are equal.
+        DataError: constants name an unknown column, or are not two finite numbers with a deviation
+            above 0; or all values of a column are equal.
     """
     if x.ndim != 2 or x.shape[1] != len(names):
         _refuse_constants(constants)
@@ -232,7 +234,7 @@ def _refuse_constants(constants: object) -> None:
 
 
 def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of the columns of public rows [n, d], without the columns of
+    """Mean and standard deviation of the columns of public rows [n, d], except for columns of
     Booleans.
     """
     figures = {}
@@ -241,7 +243,7 @@ def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float,
             continue
         if len(values) and values.min() == values.max():
             raise DataError(
-                f"data.standardise: all test rows have one value of {column['name']!r}: leave it "
+                f"data.standardise: all test rows have the same {column['name']!r}: leave it "
                 "out of data.inputs, or give the mean and deviation of each column"
             )
         figures[column["name"]] = float(values.mean()), float(values.std())
@@ -270,7 +272,7 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
         part: "training" or "test", for the message.
 
     Raises:
-        DataError: see above.
+        DataError: a description does not fit, or two descriptions have the same name.
 
     Example:
         >>> check_columns([{"name": "age", "dtype": "int"}], np.zeros((4, 1)), "test")
@@ -305,7 +307,7 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
 
 
 def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Rows [n, d] with the constants of their columns applied, float64.
+    """Rows [n, d], standardised with the constants of the columns, float64.
 
     Example:
         >>> standardise(np.array([[60.0]]), [{"name": "age", "dtype": "float", "mean": 50, "deviation": 20}]).tolist()
@@ -317,7 +319,7 @@ def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def features(table: Any, part: str) -> np.ndarray:
-    """All columns of a table as features; see `as_arrays`, also for the errors.
+    """All columns of a table as features. `as_arrays` describes the conversion and the errors.
 
     Example:
         >>> import pandas
@@ -349,7 +351,7 @@ def _columns(table: Any, part: str) -> _Columns:
 
 
 def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """Names of a target's classes that a `datasets.Dataset` states."""
+    """Names of a target's classes, as a `datasets.Dataset` states them."""
     features = getattr(table, "features", {})
     names = getattr(features[target], "names", None) if target in list(features) else None
     return None if names is None else tuple(names)
@@ -367,7 +369,7 @@ def _take_column(columns: _Columns, name: Any, part: str) -> Any:
 
 
 def _take_target(columns: _Columns, target: Any, part: str) -> Any:
-    """The target's column [n], or several side by side [n, k]."""
+    """The target's column [n], or several target columns side by side [n, k]."""
     if isinstance(target, list | tuple) and len(target) > 1:
         remedy = "give numbers"
         return np.stack(
@@ -415,8 +417,8 @@ def _of_tokens(
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # Types stand after the mask; a table without a mask gets a mask of ones. The lengths of private
-    # rows decide nothing.
+    # Token types follow the mask; a table without a mask gets a mask of ones. The lengths of
+    # private rows must not influence this.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = (
         length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
@@ -449,7 +451,7 @@ def _of_tokens(
 
 
 def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
-    """Number of tokens of all rows."""
+    """Number of tokens in every row after padding."""
     longest = {
         part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()
     }
@@ -469,8 +471,8 @@ def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
 
 
 def _check_tokens(columns: _Columns, part: str) -> None:
-    """Refuse rows that are not lists of whole numbers, or are of another length than their
-    tokens.
+    """Refuse rows that are not lists of whole numbers, or whose length differs from the number of
+    tokens in the row.
     """
     for name in (name for name in TOKENS if name in columns):
         for i, (row, tokens) in enumerate(zip(columns[name], columns["input_ids"], strict=True)):
@@ -525,18 +527,20 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """A column of images as float32 [n, C, H, W], any other column as `numbers` returns it."""
+    """A column of images as float32 [n, C, H, W]; any other column in the form that `numbers`
+    returns.
+    """
     if len(values) and hasattr(values[0], "convert"):
         with readable(f"data: an image of column {name!r} of {part!r}"):
             images = [fit_image(image, size, channels) for image in values]
         if len({image.shape for image in images}) > 1:
             raise DataError(
-                f"data.image_size: images of column {name!r} differ in size: name one, in pixels"
+                f"data.image_size: images of column {name!r} differ in size: set a size in pixels"
             )
         return np.stack(images)
     remedy = (
         f"drop it, or list its public categories, data={{..., 'categories': {{{name!r}: [...]}}}}; the "
-        "owners' column is 'users', and a date a number of days; text needs a tokenizer: "
+        "owners' column belongs under 'users'; give dates as days; text needs a tokenizer: "
         f"data={{..., 'text': {name!r}, 'tokenizer': tokenizer}}"
     )
     return numbers(values, f"data: column {name!r} of {part!r}", remedy)
@@ -548,7 +552,7 @@ def require_columns(names: Iterable[str], known: Iterable[str], where: str) -> N
     Args:
         names: the columns.
         known: the table's columns.
-        where: the table, for the message.
+        where: name of the table in the message.
 
     Raises:
         DataError: a column is missing.
@@ -570,11 +574,11 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
 
     Args:
         values: the column.
-        column: the column, for messages, which hold none of its values.
-        remedy: what to do with values that are not numbers, for the message.
+        column: name of the column in messages. Messages contain no values of the column.
+        remedy: text of the message that says what to do with values that are not numbers.
 
     Raises:
-        Unfit: the column holds something else, or gaps.
+        Unfit: the column holds other values than numbers, or has gaps.
         DataError: an array has masked values.
 
     Example:

@@ -23,7 +23,7 @@ from private texts would reveal information about them.
 LENGTH = 32
 _TEST_EVERY = 10
 _VERSE = re.compile(r"(\d?[A-Za-z]+)(\d+):\d+ (.+)")
-_LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, table may be cleared
+_LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, a clearable table
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
@@ -52,15 +52,16 @@ def decode(tokens: np.ndarray) -> str:
 def windows(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET
 ) -> tuple[Samples, Samples]:
-    """Training and test examples: windows of `length` characters; the target of each character is
-    the next character.
+    """Training and test examples, which are windows of `length` characters. The target of each
+    character is the next character.
 
-    Windows of a text do not overlap. By a fixed, public rule every tenth window, counted through
-    all texts, is a test example. The remainder at a text's end is not used.
+    Windows of a text do not overlap. By a fixed, public rule every tenth window is a test example,
+    where windows are counted over all texts. The remaining characters at the end of a text are not
+    used.
 
     Args:
-        texts: text of each user; users in the mapping's order get the numbers 0, 1, ...
-        length: characters of a window.
+        texts: text of each user. Users get the numbers 0, 1, ... in the order of the mapping.
+        length: number of characters in a window.
         alphabet: distinct characters.
 
     Raises:
@@ -93,7 +94,7 @@ def windows(
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """A set of users' texts, by user, for the task "next-token"; arguments and errors as for
+    """A data set of users' texts for the task "next-token". Arguments and errors are those of
     `windows`.
 
     Example:
@@ -106,7 +107,7 @@ def next_character(
 
 
 def read_bible(path: Path) -> list[tuple[str, int, str]]:
-    """Chapters (book, number, text) of Debian's bible.data, verses on their own lines.
+    """Chapters (book, number, text) of Debian's bible.data, with each verse on a separate line.
 
     The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window
     and the number of windows (big-endian), the start of each window, and the windows: text packed
@@ -114,7 +115,7 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
     (see docs/how-to/text.md).
 
     Raises:
-        DataError: the file is of another kind, or damaged.
+        DataError: the file has a different format, or is damaged.
     """
     try:
         content = path.read_bytes()
@@ -144,8 +145,8 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
 
 
 def _unpack(path: Path, window: bytes) -> bytes:
-    """One window unpacked by gzip, which reads compress(1)'s format and is part of every Debian
-    system.
+    """One window, unpacked by the program gzip, which reads the format of compress(1) and is part
+    of every Debian system.
     """
     try:
         done = subprocess.run(["gzip", "-dc"], input=_LZW + window, capture_output=True, check=True)

@@ -14,14 +14,15 @@ from fedlgm.extension.loader import users_code
 
 
 def as_pair(part: Any) -> Any:
-    """(inputs, targets) of a `torch.utils.data.Dataset` whose items are (input, ..., target); other
-    values unchanged.
+    """(inputs, targets) of a `torch.utils.data.Dataset` with items (input, ..., target). Other
+    values are returned unchanged.
 
-    Every item is read once, so a random transform is drawn once. Several inputs become a tuple of
-    arrays.
+    Every item is read only once, so a random transform is applied only once. Several inputs become
+    a tuple of arrays.
 
     Raises:
-        DataError: the set has no length, is a loader, or its items are not tuples of equal shapes.
+        DataError: the set has no length or is a loader, or its items are not tuples of equal
+            shapes.
 
     Example:
         >>> x, y = as_pair(torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.arange(3)))

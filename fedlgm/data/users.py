@@ -1,5 +1,5 @@
-"""The user of each example. Under user-level privacy, and where clients are users, each name is one
-unit.
+"""The user of each example. Under user-level privacy, or if clients are users, each name is one
+protected unit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from fedlgm.data.names import describe_missing, missing, refuse_masked, spelled_
 from fedlgm.errors import DataError, Notice
 
 _EXACT = 2.0**53
-"""From here on, not every whole number is a float."""
+"""From this number on, a float cannot represent every whole number."""
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
-    """Number of each example's user, from 0 in the order of the names, int64 [count].
+    """Number of each example's user, int64 [count]. Users are numbered from 0 in the order of their
+    names.
 
     Names that differ only in case, spaces, zeros or the form of their characters cause a notice. If
     two such names belong to one person, the person counts as two units, and the stated epsilon is
@@ -32,8 +33,8 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
         count: number of examples.
 
     Raises:
-        DataError: an example has no user, numbers and names are mixed, or two spellings of users
-            would become one.
+        DataError: an example has no user, numbers and names are mixed, or two spellings would
+            become the same user.
 
     Example:
         >>> user_numbers(["ben", "ann", "ben"], 3).tolist()
@@ -48,7 +49,7 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
     try:
         ids = np.asarray(users)
         if ids.dtype.kind in "US" and not isinstance(users, np.ndarray):
-            ids = np.asarray(users, dtype=object)  # NumPy would make names of numbers, and of NaN
+            ids = np.asarray(users, dtype=object)  # NumPy would turn numbers, and NaN, into names
     except ValueError as error:
         raise DataError(
             f"users must name the user of each of the {count} training examples, got lists of "
@@ -79,12 +80,12 @@ def user_numbers(users: Any, count: int) -> np.ndarray:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Refuse empty names, and warn of pairs of names that may belong to one person."""
+    """Refuse empty names, and warn about pairs of names that may belong to the same person."""
     seen: dict[str, str] = {}
     for name in names:
         plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
         with suppress(InvalidOperation):
-            plain = str(Decimal(plain).normalize())  # of `007` and `7`, or `1e5` and `100000`
+            plain = str(Decimal(plain).normalize())  # equal for `007` and `7`, `1e5` and `100000`
         if not plain:
             raise DataError(f"users: training examples with the name {name!r} have no user")
         if (other := seen.setdefault(plain, name)) != name:

@@ -1,4 +1,4 @@
-"""Users' own objects: how they are named, loaded, registered, tried, isolated and tested."""
+"""Users' own objects: naming, loading, registration, trials, isolation and tests."""
 
 import lazy_loader
 

@@ -31,7 +31,7 @@ HUB = "hf:"
 
 
 def is_reference(name: object) -> bool:
-    """Whether a recipe's value is the dotted name of a user's object rather than a bundled name.
+    """Whether a recipe's value is the dotted name of a user's object and not a bundled name.
 
     >>> is_reference("mypkg.models:Net"), is_reference("mlp")
     (True, False)
@@ -40,8 +40,8 @@ def is_reference(name: object) -> bool:
 
 
 def object_name(value: object) -> str:
-    """Name of an object that was passed in Python, for a recipe: its class, or its own name, in
-    angle brackets.
+    """Name, for a recipe, of an object that was passed in Python. It is the object's name or the
+    name of its class, in angle brackets.
 
     >>> object_name(print), object_name([]), object_name(lambda: 0)
     ('<print>', '<list>', '<lambda>')
@@ -51,7 +51,8 @@ def object_name(value: object) -> str:
 
 
 def shown_name(value: object) -> str:
-    """The given value, a name or an object passed in Python, as a message quotes it.
+    """A given value (a name, or an object passed in Python) in the form in which a message quotes
+    it.
 
     >>> shown_name("adam"), shown_name(print)
     ("'adam'", "'<print>'")
@@ -69,12 +70,12 @@ def is_object(name: object) -> bool:
 
 
 def object_or_name(own: Any, name: Any, what: str) -> Any:
-    """The object that was passed, or else the name in the recipe.
+    """The object that was passed in Python, or otherwise the name in the recipe.
 
     Args:
         own: the object; None if none was passed.
         name: the recipe's name.
-        what: argument of the object.
+        what: name of the argument that takes the object.
 
     Raises:
         ConfigError: the recipe mentions an object that was not passed.
@@ -90,7 +91,7 @@ def object_or_name(own: Any, name: Any, what: str) -> Any:
 def load_object(reference: str, what: str) -> Any:
     """Import the object that `reference` names.
 
-    Modules are looked up as by `import`, and in the current directory.
+    Modules are searched for as by `import`, and in the current directory.
 
     Args:
         reference: "package.module:name"; the name may have dots ("module:Class.method").
@@ -165,11 +166,10 @@ def package_of(value: object) -> str:
 def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
     """Run a user's code, and turn any exception into one message that names the place.
 
-    These exceptions pass unchanged:
-      * `FedlgmError`, which was raised on purpose as a message and keeps its words and type. A
-        caller that knows the recipe adds the section (`fedlgm.wording.prefix_key`); a label here
-        would repeat it.
-      * Exceptions that `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer
+    These exceptions pass unchanged: * `FedlgmError`, which was raised on purpose as a message and
+      keeps its words and type. A caller that knows the recipe adds the section
+      (`fedlgm.wording.prefix_key`), so that a label here would repeat it. * Exceptions that
+      `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer
         clients at once or a smaller model may fit.
       * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a
         run.
@@ -178,7 +178,7 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
     Args:
         label: beginning of the message, such as "model 'mypkg.models:Net'".
-        found: the user's object; the message names its last line in the traceback.
+        found: the user's object. The message names the last line of its file in the traceback.
         kind: class of the error.
 
     Raises:
@@ -201,7 +201,7 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
 
 def misfit(function: Any, *arguments: Any, **options: Any) -> str:
-    """The reason why a function or class does not take these arguments, found without calling it.
+    """The reason why a function or class does not take these arguments, determined without a call.
 
     It is empty if the arguments fit, or if Python does not know the parameters.
 
@@ -220,8 +220,8 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def sealed(kind: type[K]) -> type[K]:
-    """Class decorator that refuses derived classes: they could state another cost than the cost of
-    the fields.
+    """Class decorator that refuses derived classes, because a derived class could state a cost that
+    does not follow from the fields.
 
     >>> @sealed
     ... class Facts:
@@ -251,11 +251,11 @@ def call_with_options(
         found: the class or function.
         label: beginning of a message, such as "task 'mypkg.tasks:Own'".
         options: the recipe's options.
-        filled: values that the library supplies for parameters of these names; they are not
-            options.
+        filled: values that the library supplies for the parameters of these names. These parameters
+            are not options.
 
     Raises:
-        ConfigError: an option is unknown, arguments do not fit, or as in `users_code`.
+        ConfigError: an option is unknown, or arguments do not fit; or see `users_code`.
 
     >>> call_with_options(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
     (0.1, 3)
@@ -279,7 +279,8 @@ def call_with_options(
 
 
 def raised_in(found: Any, error: BaseException) -> str:
-    """A user's exception in one line, with the last line of the user's file in its traceback.
+    """A line of text about a user's exception, which names the last line of the user's file in the
+    traceback.
 
     Args:
         found: the function, class or object that was called.
@@ -324,7 +325,7 @@ def _signature(function: Any) -> inspect.Signature:
     return (_class_signature if isinstance(function, type) else inspect.signature)(function)
 
 
-# For a class without an `__init__`, Python parses a text, which takes half a millisecond.
+# For a class without an `__init__`, Python parses a text signature, which takes half a millisecond.
 _class_signature = lru_cache(maxsize=256)(inspect.signature)
 
 

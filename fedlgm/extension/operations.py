@@ -1,8 +1,8 @@
-"""Users' operations that the guarantee cannot rely on: rules for `torch.func.vmap` that a user wrote,
+"""Operations of users on which the guarantee cannot rely: a user's own rules for `torch.func.vmap`,
 and operations of `torch.ops` that were not checked.
 
-Under vmap code holds one row (or one client) and cannot reach another. A hand-written rule is the
-exception: it gets the whole batch.
+Under vmap, code holds one row (or one client) and cannot access the other rows. A hand-written rule
+is the exception, because it gets the whole batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fedlgm.extension.separation import KNOWN, package_of_code, reach
 
 
 def own_vmap_rule(**parts: Any) -> str | None:
-    """Name of the first `torch.autograd.Function` with a hand-written rule for vmap that a user's
-    parts reach; None if there is none.
+    """Name of the first `torch.autograd.Function` with a hand-written rule for vmap that the user's
+    objects can reach; None if there is no such function.
 
     Args:
-        parts: the parts by name, such as model and task; None is left out.
+        parts: the user's objects by name, such as model and task; None is ignored.
 
     Example:
         >>> class Halve(torch.autograd.Function):

@@ -1,5 +1,5 @@
-"""Users' functions of rows, called with one row at a time, so that no row can change the value of
-another one.
+"""Users' functions of rows. They are called with one row at a time, so that no row can change
+another row's value.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ T = TypeVar("T")
 def rows_apart(
     owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str
 ) -> Tensor:
-    """Values of a user's object for each row [1, ...] alone, as one tensor.
+    """Values of a user's object, computed for each row [1, ...] separately, as one tensor.
 
     Every row gets a fresh copy of the object, so nothing that a copy remembers reaches another row.
-    An object that would remember rows is refused, because its author expects other values. An
-    object that keeps state outside the object is refused, too.
+    An object that remembers rows is refused, because its author expects other values. An object
+    that keeps state outside itself is refused, too.
 
     Args:
         owner: the object.
-        function: called with a copy of it, and with a copy of a row.
+        function: called with a copy of the object and a copy of a row.
         rows: at least one row.
         what: kind of object, for the message.
 
     Raises:
         ConfigError: the object cannot be copied.
-        PrivacyError: its value for a row depends on rows that it has seen before.
+        PrivacyError: the object's value for a row depends on earlier rows.
 
     Example:
         >>> rows_apart(2.0, lambda two, row: two * (row - row.mean(dim=0)), torch.tensor([[1.0], [5.0]]), "scaling")

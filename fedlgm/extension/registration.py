@@ -1,4 +1,6 @@
-"""Registrations of users' objects, which the processes that make a run's objects again repeat."""
+"""Registrations of users' objects. Other processes of a run repeat them before they make the run's
+objects.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,11 @@ def registrations() -> tuple[Call, ...]:
 
 
 def repeat(calls: Iterable[Call]) -> None:
-    """Repeat the registrations of another process in this one, once for each message of that
+    """Repeat another process's registrations in this process, once for each message of the other
     process.
 
-    A function without a name, or from a notebook, arrives as a new object each time and takes its
-    name again.
+    A function without a name, or from a notebook, arrives as a new object each time. The new object
+    replaces the old one under its registered name.
     """
     before = _repeating.set(True)
     try:
@@ -62,8 +64,8 @@ def repeat(calls: Iterable[Call]) -> None:
 
 
 def is_repeating() -> bool:
-    """Whether another process's registrations are repeated here; they replace the registrations of
-    this process.
+    """Whether this process is repeating another process's registrations, which replace its own
+    registrations.
     """
     return _repeating.get()
 

@@ -1,4 +1,6 @@
-"""Objects that a recipe names: the library's own, users' registered ones, and references."""
+"""Objects that a recipe names: objects of the library, users' registered objects, and
+references.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """One kind of object by name.
+    """The objects of one kind, by name.
 
     Args:
         what: the kind in messages, such as "engine".
-        items: the library's own by name; a string "package.module:name" is imported by `find`.
-        others: what else a recipe may name, for the message about an unknown name.
+        items: the library's objects by name. For a string "package.module:name", `find` imports the
+            object.
+        others: other values that a recipe may name, for the message about an unknown name.
 
     Example:
         >>> import math
@@ -51,7 +54,7 @@ class Registry(Generic[T]):
         return tuple(self._items.items())
 
     def check_free(self, name: str, item: Any) -> None:
-        """Refuse a name that belongs to another object; the same class or function may be defined
+        """Refuse a name that belongs to another object. The same class or function may be defined
         again, as in a notebook.
 
         Raises:
@@ -73,7 +76,7 @@ class Registry(Generic[T]):
         """Register an object, or its later definition.
 
         Raises:
-            ConfigError: as in `check_free`.
+            ConfigError: see `check_free`.
         """
         self.check_free(name, item)
         self._items[name] = item
@@ -85,7 +88,8 @@ class Registry(Generic[T]):
             name: one of `names()`, or "package.module:name".
 
         Raises:
-            ConfigError: the name is unknown or an object, or as in `load_object`.
+            ConfigError: the name is unknown, or is an object instead of a name; or see
+                `load_object`.
         """
         if name in self:
             item = self._items[name]
@@ -104,12 +108,12 @@ class Registry(Generic[T]):
         """The function that a recipe's value names.
 
         Args:
-            name: as in `find`.
+            name: see `find`.
             form: the function's arguments and result, for the message.
-            arguments: arguments that it must take.
+            arguments: arguments that the function must take.
 
         Raises:
-            ConfigError: the object is not such a function, or as in `find`.
+            ConfigError: the object is not such a function; or see `find`.
 
         Example:
             >>> Registry("schedule").find_function("math:pi", "(round, rounds) -> factor", 1, 2)
@@ -124,8 +128,8 @@ class Registry(Generic[T]):
 
 
 def _place(item: Any) -> Any:
-    """Module and name under which a registered class or function was defined; the object if it has
-    no such place.
+    """Module and name under which a registered class or function was defined; the object itself if
+    it has no such name.
     """
     if isinstance(item, Mapping):
         return {key: _place(value) for key, value in item.items()}

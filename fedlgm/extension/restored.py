@@ -1,7 +1,7 @@
-"""Copies of users' parts, fresh or restored for every client, so that no state passes from one
-client to the next.
+"""Copies of users' objects (model, task, trainer). They are fresh or restored for every client, so
+that no state passes from one client to the next.
 
-`fedlgm.extension.separation` names what all copies share and no copy covers.
+`fedlgm.extension.separation` names the state that all copies share.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
 
 @contextmanager
 def one_client() -> Iterator[None]:
-    """Trainers that are made in the block get their own copies of the parts. They train only one
-    client, so they restore nothing.
+    """Trainers that are made in the block have their own copies of the user's objects and train
+    only one client, so they restore nothing.
     """
     token = _ONE_CLIENT.set(True)
     try:
@@ -47,8 +47,8 @@ def one_client() -> Iterator[None]:
 
 
 def fresh(part: T) -> T:
-    """A copy of a part that keeps state, so that the part itself stays as it is; what cannot be
-    copied is shared.
+    """A copy of an object that keeps state, so that the object itself does not change. An object
+    that cannot be copied is shared.
     """
     if _ONE_CLIENT.get() or keeps_nothing(part):
         return part
@@ -59,11 +59,12 @@ def fresh(part: T) -> T:
 
 
 class Watched:
-    """The users' functions and classes that parts reach. No client may change them, because all
-    copies share them.
+    """The users' functions and classes that the given objects can reach. No client may change them,
+    because all copies share them.
 
     Args:
-        parts: see `shared_state`, which would not see a change through another name.
+        parts: the objects by name, see `shared_state`. That function does not detect a change
+            through another name.
 
     Example:
         >>> __name__ = "mypkg.losses"
@@ -86,7 +87,7 @@ class Watched:
             self._held = [(each, _own_names(each)) for each in held.values()]
 
     def check(self) -> None:
-        """Refuse a change.
+        """Refuse a change of a watched function or class.
 
         Raises:
             PrivacyError: the message names the attribute.
@@ -107,13 +108,13 @@ class Watched:
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether it is a user's function or class, or a module that all copies share."""
+    """Whether an object is a user's function or class, or a module that all copies share."""
     code = isinstance(value, FunctionType | type) and package_of_code(value) not in KNOWN
     return code or isinstance(value, nn.Module)
 
 
 def _own_names(value: Any) -> dict[str, Any]:
-    """Attributes, without those that Python and its libraries fill in."""
+    """Attributes of an object, except the attributes that Python and its libraries fill in."""
     return {
         name: each
         for name, each in vars(value).items()
@@ -125,8 +126,8 @@ class Restored:
     """A model and its task, restored to their first state before every client.
 
     Modules, parameters, buffers and the task stay the same objects, so that references to them stay
-    valid. Their attributes are restored. Values of buffers and frozen parameters are not restored,
-    because `Unchanged` refuses a model that writes them.
+    valid. The attributes of these objects are restored. Values of buffers and frozen parameters are
+    not restored, because `Unchanged` refuses a model that writes them.
 
     Args:
         module: the model.
@@ -147,7 +148,7 @@ class Restored:
     """
 
     def __init__(self, module: nn.Module, task: Any) -> None:
-        # the memo has the copies' ids
+        # the memo contains the ids of the copies
         self._pairs, tensors = copies(module, task), tensors_of(module)
         self._tensors = [(each, dict(vars(each))) for each in tensors.values()]
         self._watched = Watched(model=module, task=task)
@@ -158,8 +159,8 @@ class Restored:
 
     @classmethod
     def of(cls, module: nn.Module, task: Any) -> Restored | None:
-        """None if nothing needs to be restored, or if the parts cannot be copied (`shared_state`
-        then says so).
+        """The object that restores model and task. None if nothing needs to be restored, or if the
+        objects cannot be copied (`shared_state` then says so).
         """
         if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
             return None
@@ -177,10 +178,10 @@ class Restored:
         self._watched.check()
 
     def restore(self) -> bool:
-        """Undo everything that the last client left behind.
+        """Undo every change that the last client made.
 
         Returns:
-            Whether the last client may have left something.
+            Whether the last client may have changed something.
 
         Raises:
             PrivacyError: the last client has changed a class or function.
@@ -201,8 +202,8 @@ class Restored:
 
 @contextmanager
 def restored_around(restored: Restored | None) -> Iterator[None]:
-    """Undo remaining changes, before and after the code inside; training modes stay as they are
-    outside.
+    """Undo changes before and after the block. Training modes are the same after the block as
+    before it.
     """
     if restored is None:
         yield
@@ -244,7 +245,7 @@ class _Attributes:
         self._copied = [(name, value) for name, value in held.items() if name in others]
 
     def restore(self, memo: dict[int, Any]) -> bool:
-        """Restore them, and return whether they may have changed; `memo` is the memo of
+        """Restore the attributes, and return whether they may have changed. `memo` is the memo of
         `copy.deepcopy`.
         """
         now, changed = self._now, bool(self._copied)

@@ -1,13 +1,14 @@
-"""State that copies of a user's parts share, through which one client could affect the next.
+"""State that copies of a user's objects share, through which one client could affect the next
+client.
 
-Each client starts from the parts (model, task, trainer) as they were before the first client. A
-deep copy and `fedlgm.extension.restored.Restored` cover state in the attributes of objects.
-Functions, classes, and what they refer to are shared by all copies: `shared_state` names the first
-of them that could keep state, and the guarantee is then conditional.
+Each client starts from the user's parts (model, task, trainer) in their state before the first
+client. A deep copy and `fedlgm.extension.restored.Restored` cover state in the attributes of
+objects. All copies share functions, classes, and the objects to which these refer. `shared_state`
+names the first of these objects that could keep state; the guarantee is then conditional.
 
-Code of `KNOWN` packages keeps nothing between calls outside the attributes and buffers of its
-objects, and layers of PyTorch and parts of this package keep nothing there either
-(`keeps_nothing`), so that nothing needs to be restored.
+Code of `KNOWN` packages keeps state between calls only in the attributes and buffers of its
+objects. Layers of PyTorch and parts of this package keep no state there either (`keeps_nothing`),
+so nothing needs to be restored for them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ KNOWN = frozenset(
         "__future__",
     ]
 )
-"""Packages whose code is assumed to keep nothing between calls outside of its objects."""
+"""Packages whose code is assumed to keep state between calls only in its objects."""
 
 _LAYERS = ("torch.nn.modules.", "torchvision.models.", "fedlgm.")
 _VALUES = (
@@ -97,12 +98,12 @@ _VALUES = (
     GetSetDescriptorType,
     MemberDescriptorType,
 )
-"""Immutable values."""
+"""Types of immutable values."""
 _UNSEEN = frozenset(
     ["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"]
 )
-"""Names by which tensors are written without a trace in their version counters, on which
-`Unchanged` relies."""
+"""Names of attributes and functions that change tensors without a change of the version counters on
+which `Unchanged` relies."""
 _INSIDE = frozenset(
     [
         "__dict__",
@@ -130,7 +131,7 @@ _COPYING = (
 _MAKING = ("__init__", "__new__", "__post_init__")
 _RANDOM = ("random", "numpy.random")
 _OPERATIONS = frozenset(["aten", "prims", "torchvision"])
-"""Parts of `torch.ops` whose operations keep nothing between calls."""
+"""Namespaces of `torch.ops` whose operations keep no state between calls."""
 LINKS = ("_parameters", "_buffers", "_modules")
 
 
@@ -138,12 +139,12 @@ class Reached(NamedTuple):
     """An object that can be reached from a part.
 
     Attributes:
-        path: its name for a message.
+        path: name of the object in a message.
         value: the object.
-        top: attributes of the part that lead to it, as far as a deep copy copies them.
-        shared: whether all deep copies of the part share it.
-        made: whether it is a class that the part's code may call, and not only the class of an
-            object.
+        top: attributes of the part that lead to the object, as far as a deep copy copies them.
+        shared: whether all deep copies of the part share the object.
+        made: whether the object is a class that the part's code may call, and not only the class of
+            another object.
     """
 
     path: str
@@ -162,8 +163,8 @@ def package_of_code(value: Any) -> str:
 
 
 def keeps_nothing(part: Any) -> bool:
-    """Whether a part keeps nothing between calls, judging by its class and by the package that
-    defines it.
+    """Whether a part keeps no state between calls. This is decided by the part's class and by the
+    package that defines the class.
 
     Example:
         >>> class Own(nn.Module):
@@ -195,37 +196,38 @@ def _functions(held: dict[str, Any]) -> bool:
 
 
 def reach(root: Any, path: str) -> Iterator[Reached]:
-    """Everything that a part can reach, itself first, as far as code of `KNOWN` packages.
+    """All objects that a part can reach, beginning with the part itself. The search ends at code of
+    `KNOWN` packages.
 
     Args:
         root: the part.
-        path: its name.
+        path: name of the part.
     """
     waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
     while waiting:
         item = waiting.pop()
-        if isinstance(item.value, type | FunctionType):  # deep copies leave them as they are
+        if isinstance(item.value, type | FunctionType):  # deep copies do not copy these
             item = item._replace(shared=True)
         key = id(item.value), item.shared, item.made
         if is_plain(item.value) or key in seen:
             continue
-        seen[key] = item.value  # so that no other object gets its id
+        seen[key] = item.value  # kept, so that no other object gets the same id
         yield item
         waiting += _inside(item)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is an immutable value of a known package."""
+    """Whether an object is an immutable value of a known package."""
     return isinstance(value, _VALUES) and package_of_code(type(value)) in KNOWN
 
 
 def _is_plain_layer(value: Any) -> bool:
-    """Whether it is a layer without tensors that keeps nothing, such as a loss of PyTorch."""
+    """Whether an object is a layer without tensors and without state, such as a loss of PyTorch."""
     return isinstance(value, nn.Module) and keeps_nothing(value) and not tensors_of(value)
 
 
 def _inside(item: Reached) -> list[Reached]:
-    """What an object refers to directly."""
+    """The objects to which an object refers directly."""
     path, value, top, shared, made = item
     if isinstance(value, functools.partial):
         called = (value.func, *value.args, *value.keywords.values())
@@ -322,7 +324,7 @@ def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _makes_its_kind(function: FunctionType) -> bool:
-    """Whether a method may make another object of its class, as `type(self)()`."""
+    """Whether a method may make another object of its class, as `type(self)()` does."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     return not function.__name__.startswith("__") and bool(names & {"type", "__class__"})
 
@@ -344,12 +346,12 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def shared_state(
     model: nn.Module | None = None, task: Any = None, trainer: Any = None
 ) -> str | None:
-    """The first thing that copies of a user's parts share and that could keep state; None if there
-    is none.
+    """The first object that copies of a user's parts share and that could keep state, in words;
+    None if there is no such object.
 
     Args:
         model: the model, before the first client.
-        task: its task.
+        task: task of the model.
         trainer: class or function that makes the trainer.
 
     Example:
@@ -384,12 +386,13 @@ def shared_state(
 
 
 def tensors_of(module: nn.Module) -> dict[int, Any]:
-    """Parameters and buffers, as the memory of a deep copy that shares them."""
+    """Parameters and buffers as the memo of a deep copy, so that the copy shares them."""
     return {id(each): each for each in (*module.parameters(), *module.buffers())}
 
 
 def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
-    """Copies of the modules and of the task, which share all tensors, each with its original.
+    """Pairs of an original and its copy, for the modules and the task. The copies share all tensors
+    with the originals.
 
     Raises:
         Exception: a user's object cannot be copied.
@@ -402,8 +405,8 @@ def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
-    """Why this object could carry state from one copy of its part to the next; None if it could
-    not.
+    """The reason why this object could carry state from one copy of its part to the next; None if
+    it cannot.
     """
     path, value, shared = item.path, item.value, item.shared
     if isinstance(value, FunctionType):
@@ -430,7 +433,7 @@ def _why(item: Reached, unseen: bool) -> str | None:
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
     if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
-        return f"{path} is a weak reference"  # others are PyTorch's, to parameters and hooks
+        return f"{path} is a weak reference"  # the others are PyTorch's, to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
@@ -445,7 +448,9 @@ def _why(item: Reached, unseen: bool) -> str | None:
 
 
 def _is_unchecked(value: Any) -> bool:
-    """Whether it is an operation of `torch.ops`, or a namespace of them, outside `_OPERATIONS`."""
+    """Whether an object is an operation of `torch.ops`, or a namespace of operations, outside
+    `_OPERATIONS`.
+    """
     if type(value).__module__ != "torch._ops":
         return False
     name = value.__name__ if isinstance(value, ModuleType) else str(value)
@@ -465,12 +470,12 @@ def _why_class(kind: type) -> str | None:
 
 
 def _writes(function: FunctionType, unseen: bool) -> str | None:
-    """Reason why a user's function could keep state between calls; None if it could not.
+    """The reason why a user's function could keep state between calls; None if it cannot.
 
     Args:
         function: the function.
-        unseen: whether it could write values that `fedlgm.extension.restored.Restored` does not
-            restore.
+        unseen: whether the function could write values that `fedlgm.extension.restored.Restored`
+            does not restore.
     """
     label, free, space = function.__qualname__, function.__code__.co_freevars, function.__globals__
     for code in _codes(function.__code__):
@@ -496,7 +501,7 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
                     or (unseen and name in _UNSEEN)
                     or (name.startswith("__") and (is_set or (name == "__class__" and sets)))
                     or (name in _MAKING and not function.__name__.startswith("__"))
-                    or (root and name.startswith("set_"))  # a setting, such as of threads
+                    or (root and name.startswith("set_"))  # such as the number of threads
                 ):
                     return f"{label} uses .{name}"
                 if name == "random":
@@ -510,7 +515,9 @@ def _writes(function: FunctionType, unseen: bool) -> str | None:
             elif kind == "IMPORT_NAME":
                 root = name.partition(".")[0]
             elif "_FAST" in kind:
-                names = each.argrepr.split(", ")  # some instructions of Python 3.13 name two
+                names = each.argrepr.split(
+                    ", "
+                )  # some instructions of Python 3.13 refer to two names
                 if kind.startswith("STORE"):
                     libraries[names[0]] = isinstance(space.get(root, builtins), ModuleType) and root
                 root = libraries.get(names[-1]) or ""

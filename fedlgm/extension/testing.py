@@ -54,20 +54,21 @@ from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.task import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.wording import prefix_key
 
-_EXAMPLES = 6  # of each probed client
+_EXAMPLES = 6  # examples of each tested client
 _BATCH = 4
-_SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of made-up releases: none, tiny, of the other sign, large
+_SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of artificial releases: zero, tiny, negative, large
 _ROUNDING = 1e-2  # relative difference between updates that only rounding makes
 
 
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
-    """Check a data set's lengths, shapes, types, finite values, targets for the task, and clients.
+    """Check a data set: lengths, shapes, types, finite values, targets for the task, and clients.
 
     Args:
         data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that
             runs can be resumed.
         task: any argument of `fedlgm.training.tasks.get`.
-        allow_empty: whether clients may lack examples. A run skips them, but they count as clients.
+        allow_empty: whether there may be clients without examples. A run skips such clients, but
+            counts them.
 
     Returns:
         The set, with targets of the task's type.
@@ -96,13 +97,13 @@ def check_mechanism(
     """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and
     serialisation of plans.
 
-    Plans are made for the first and for later rounds, with artificial past releases; the cost of a
-    round must not depend on these. The check measures how far a client moves the sum and ignores
-    the mechanism's statements.
+    Plans are made for the first round and for later rounds, with artificial past releases. The cost
+    of a round must not depend on past releases. The check measures how far a client moves the sum,
+    and does not rely on the mechanism's statements.
 
     Args:
         mechanism: the mechanism.
-        layers: layers of a model; by default four, from 1 to 300 coordinates.
+        layers: layers of a model; by default four layers of 1 to 300 coordinates.
         facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6
             rounds in which every client takes part (accounted for in closed form).
 
@@ -124,13 +125,13 @@ def check_mechanism(
             f"{mechanism.name}: costs must have one figure per round, got shape {np.shape(costs)}"
         )
     events = []
-    for scale in _SCALES:  # `Method.plan` refuses a round whose cost follows from what was released
+    for scale in _SCALES:  # `Method.plan` refuses a round if its cost depends on past releases
         for other in _transcripts(method, scale):
             method.plan(other)
     for transcript in _transcripts(method):
         plan = _pure_plan(method, transcript, copy.deepcopy(unused))
         if not plan.protected:
-            continue  # nothing is claimed
+            continue  # an unprotected plan claims nothing
         if isinstance(mechanism, BoundsExamples):
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
@@ -145,7 +146,7 @@ def check_mechanism(
 
 
 def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
-    """Transcripts of every round, with artificial releases of this size."""
+    """The transcript before every round, with artificial releases of this size."""
     generator = torch.Generator().manual_seed(1)
     transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
     for _ in range(method.facts.rounds):
@@ -159,8 +160,8 @@ def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
 
 
 def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
-    """The plan, checked to be equal when made again, made by a copy of the mechanism, and sent as
-    JSON.
+    """The plan. It must be equal if it is made again, if a copy of the mechanism makes it, and
+    after it was sent as JSON.
     """
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
     past = tuple(tensor.clone() for tensor in _tensors(transcript))
@@ -201,7 +202,7 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
-    """Check that no contribution moves the sum further, in units of the noise, than the plan's
+    """Check that, in units of the noise, no contribution moves the sum further than the plan's
     event covers.
     """
     size, scales = plan.layers.size, plan.scales
@@ -233,7 +234,9 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
-    """Check that no example's gradient, for any norms, exceeds the plan's bounds and event."""
+    """Check that, whatever the norms of an example's layers, its scaled gradient does not exceed
+    the plan's bounds or the plan's event.
+    """
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
     rows = [
         torch.rand(64, count, dtype=torch.float64, generator=generator) * scale
@@ -253,7 +256,7 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
 
 
 def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
-    """Refuse a unit that moves the sum, in units of the noise, further than the plan's event
+    """Refuse a plan if, in units of the noise, a unit moves the sum further than the plan's event
     covers.
     """
     times = moved * plan.effective_multiplier
@@ -262,8 +265,8 @@ def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
-    """Check a task on a batch: a loss per example that no other example changes, their mean,
-    gradients and metrics.
+    """Check a task on a batch: a loss per example that does not depend on other examples, the mean
+    loss, gradients and metrics.
 
     Args:
         task: any argument of `fedlgm.training.tasks.get`.
@@ -318,8 +321,8 @@ def check_model(
     vectorized: bool = True,
     **options: Any,
 ) -> None:
-    """Check a model: trainable parameters, no trained buffers, outputs that fit the task, and every
-    trainer.
+    """Check a model: trainable parameters, no buffers that training changes, outputs that fit the
+    task, and training by every trainer.
 
     Local training must be deterministic and independent of earlier clients, and must give the same
     result for one client at a time and for many at once.
@@ -328,7 +331,8 @@ def check_model(
         model: any argument of `fedlgm.training.models.build`.
         data: any argument of `fedlgm.data.load`; a few of its test examples are used.
         task: any argument of `fedlgm.training.tasks.get`.
-        vectorized: whether it must also train many clients at once (`training.vectorize`).
+        vectorized: whether the trainer of many clients at once must also support the model
+            (`training.vectorize`).
         **options: options of the model.
 
     Raises:
@@ -383,7 +387,7 @@ def check_model(
             "model: its update depends on the client that was trained before: it or the task "
             "keeps state, or draws random numbers"
         )
-    # PyTorch cannot draw for many clients at once: they are trained one by one
+    # PyTorch cannot draw random numbers for many clients at once, so clients are trained one by one
     if vectorized and not drawn:
         many = VectorizedTrainer(build(), layers, settings, width=2, task=instance)
         both = torch.cat([update.clone() for update in many.updates(start, _fresh(clients, 0, 1))])
@@ -436,7 +440,7 @@ def _clients(data: DataSet) -> list[ClientTask]:
 
 
 def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
-    """The clients of those numbers, each with the same order of examples every time."""
+    """The clients with the given numbers. A client has the same order of examples every time."""
     chosen = [(number, clients[number]) for number in numbers]
     return [
         ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs)

@@ -2,8 +2,8 @@
 
 An update must be a function of the client's own examples, and a prepared example must be a function
 of that example alone. A trial finds mistakes early and proves nothing: `fedlgm.extension.restored`
-keeps clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial of
-runs that bound examples.
+keeps clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial
+for runs that bound examples.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: function that returns the updates [D] of clients with these examples and the same
-            random numbers, one after another, from a model and a task that have seen no examples.
-        task: its task.
+        updates: function that returns the updates [D] of clients with these examples, trained one
+            after another with the same random numbers. It starts from a model and a task that have
+            seen no examples.
+        task: task of the model.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
-        owner: the user's class on trial; a message names its line.
+        owner: the user's class on trial; a message names the line of this class.
 
     Raises:
         ConfigError: the message names the problem.
@@ -71,15 +72,15 @@ def try_clients(
 
 
 def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
-    """The data as a task prepares them, and copies of a user's task that have prepared parts of
-    them.
+    """The data that a task has prepared, and copies of a user's task that have each prepared a part
+    of the data.
 
     Args:
         task: the task, before it has seen examples.
         found: the data before the task has prepared them.
 
     Raises:
-        ConfigError: a user's task fails, or prepares an example by means of other examples.
+        ConfigError: a user's task fails, or uses other examples to prepare an example.
     """
     if is_bundled(task) or (type(task).prepare, type(task).targets) == (Task.prepare, Task.targets):
         return task.prepare(found), []
@@ -93,15 +94,15 @@ def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
 
 
 def prepare_rows(task: Task, data: DataSet) -> DataSet:
-    """The data as a task's own `targets` makes them, from one training example at a time by a fresh
-    copy of the task.
+    """The data with targets from the task's own `targets`. A fresh copy of the task gets one
+    training example at a time.
 
     Args:
-        task: the task; its `prepare` is the library's.
-        data: the data before that.
+        task: the task, which has the library's `prepare`.
+        data: the data before the task has prepared them.
 
     Raises:
-        ConfigError: all training examples together give other targets.
+        ConfigError: the targets are different if the task gets all training examples together.
     """
     reference, y = fresh(task).prepare(data), data.train_y
     rows = [fresh(task).targets(y[i : i + 1], "training") for i in range(len(y))]
@@ -112,13 +113,13 @@ def prepare_rows(task: Task, data: DataSet) -> DataSet:
 
 
 def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
-    """Refuse a user's task that prepares an example by means of other training examples, such as
-    their mean.
+    """Refuse a user's task that prepares an example with information from other training examples,
+    such as their mean.
 
     Args:
         task: the task before it has prepared the data.
-        data: the data before that.
-        prepared: what the task has made of them.
+        data: the data before the task has prepared them.
+        prepared: the prepared data.
 
     Returns:
         Copies of the task that have each prepared a part of the data, for `require_same_losses`.
@@ -143,8 +144,8 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
 def _mixing(task: Task) -> ConfigError:
     return ConfigError(
         f"task {task.name!r} prepares an example by means of other training examples, such as "
-        "their mean, so that one of them changes all others beyond every bound: use constants "
-        "that are public"
+        "their mean, so that one training example changes all others and no bound covers this "
+        "change: use public constants"
     )
 
 
@@ -155,8 +156,8 @@ def require_same_losses(
     """Refuse a task whose losses depend on the training examples that it has prepared.
 
     Args:
-        task: the task, which has prepared all of them.
-        others: copies that have prepared parts, from `try_preparing`.
+        task: the task, which has prepared all examples.
+        others: copies of the task that have each prepared a part, from `try_preparing`.
         module: the initial model.
         x: inputs of a few public examples [n, ...].
         y: their targets [n, ...].
@@ -172,14 +173,14 @@ def require_same_losses(
     if not all(inputs.close(losses[0], other) for other in losses[1:]):
         raise ConfigError(
             f"task {task.name!r}: its losses depend on the training examples that it has prepared, "
-            "such as their mean, so that one of them changes all updates beyond every bound: use "
-            "constants that are public"
+            "such as their mean, so that one training example changes all updates and no bound "
+            "covers this change: use public constants"
         )
 
 
 def _prepares_alike(task: Task, data: DataSet, prepared: DataSet, rows: np.ndarray) -> bool:
-    """Whether a task makes the same examples of these rows alone as of all training examples, up to
-    rounding.
+    """Whether a task prepares these rows alone in the same way as among all training examples, up
+    to rounding.
     """
     alone, expected = task.prepare(data.keep(rows)), prepared.keep(rows)
     pairs = [(alone.train_y, expected.train_y), (alone.test_y, expected.test_y)]
@@ -199,7 +200,7 @@ def _near(array: np.ndarray, other: np.ndarray) -> bool:
 @torch.no_grad()
 def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Tensor) -> None:
     """The rules of `fedlgm.extension.testing.check_task` that need a model's outputs."""
-    with prefix_key("task"), fork_rng(0):  # of dropout
+    with prefix_key("task"), fork_rng(0):  # seed of dropout
         outputs = inputs.call(module, x)
         require_separate_losses(task, outputs, y)
         if isinstance(task, Task) and len(y) > 1:
@@ -207,15 +208,15 @@ def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Te
 
 
 def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
-    """Refuse updates or sums that differ although the same examples made them.
+    """Refuse updates or sums that differ although they come from the same examples.
 
     Args:
         made: function that makes all updates or sums.
         count: number of examples, for the message.
-        owner: the user's class on trial; a message names its line.
+        owner: the user's class on trial; a message names the line of this class.
 
     Raises:
-        ConfigError: they differ, or training fails.
+        ConfigError: the updates or sums differ, or training fails.
     """
     with users_code(f"training on {count} test examples fails", owner), fork_rng(None):
         first, *others = made()
@@ -224,7 +225,6 @@ def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) 
     ):
         raise ConfigError(
             "an update depends on what was trained before or with it: the model, the task or the "
-            "trainer remembers or mixes "
-            "examples, which would carry one client's data into another's update, or draws random "
-            "numbers without PyTorch" + or_another_thread()
+            "trainer remembers or mixes examples, so that one client's data would change another "
+            "client's update, or it draws random numbers without PyTorch" + or_another_thread()
         )

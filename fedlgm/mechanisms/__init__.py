@@ -1,9 +1,10 @@
-"""Every mechanism under one registry: `get(name, **options)`, `names()`, `register(name, kind)`.
+"""One registry of all mechanisms: `get(name, **options)`, `names()`, `register(name, kind)`.
 
-A mechanism is a frozen dataclass derived from `Mechanism` whose fields are its options. To use your
-own, pass it as an object, call `register`, or name it in a recipe as "package.module:Class". If its
-plans use multipliers other than the run's, also override `costs`.
-`fedlgm.extension.testing.check_mechanism` checks it. docs/references.md lists the papers.
+A mechanism is a frozen dataclass derived from `Mechanism`, and its fields are its options. To use
+your own mechanism, pass it as an object, call `register`, or name it in a recipe as
+"package.module:Class". If its plans use multipliers other than the run's multiplier, also override
+`costs`. `fedlgm.extension.testing.check_mechanism` checks a mechanism. docs/references.md lists the
+papers.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ protect clients."""
 _Variants = Mapping[str, type[Mechanism] | str]
 _REGISTRY: Registry[_Variants] = allocation.MECHANISMS
 _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
-"""Variants of a mechanism that is an allocation rule."""
+"""Variants of the mechanisms that are allocation rules."""
 
 
 @registers
@@ -71,12 +72,12 @@ def register(name: str, kind: type[Mechanism], published: type[Mechanism] | None
 
     Args:
         name: the name in recipes.
-        kind: class of its sound variant, a frozen dataclass derived from `Mechanism`.
-        published: class of the variant that runs a paper's algorithm literally, if that is not
-            private.
+        kind: class of the sound variant, a frozen dataclass derived from `Mechanism`.
+        published: class of the variant that runs a paper's algorithm literally, if the algorithm is
+            not private.
 
     Raises:
-        ConfigError: another class has the name, or `kind` is not a mechanism.
+        ConfigError: another class is registered under the name, or `kind` is not a mechanism.
 
     Example:
         >>> register("gaussian", FlatGaussian)  # as it is registered already
@@ -133,7 +134,8 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
     """Registered mechanism names.
 
     Args:
-        unit: only mechanisms that protect this unit, "client" or "example"; None: all.
+        unit: return only mechanisms that protect this unit, "client" or "example"; None returns
+            all.
 
     Example:
         >>> "dp-sgd" in names(), "dp-sgd" in names("example")
@@ -173,7 +175,7 @@ def unit_of(name: str) -> Unit:
 
 
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
-    """Option names of `get(name, ...)` except `variant`, for one variant or all of them.
+    """Option names of `get(name, ...)` except `variant`, for one variant or for all variants.
 
     Raises:
         ConfigError: unknown name or variant.
@@ -191,7 +193,7 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
 
     Args:
         name: a registered name, or "package.module:Class" for an unregistered mechanism.
-        variant: "sound", or "published" if a paper's algorithm is not private.
+        variant: "sound", or "published" for a paper's algorithm that is not private.
         values: options of the mechanism.
 
     Example:

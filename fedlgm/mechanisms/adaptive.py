@@ -1,9 +1,9 @@
-"""Noise in proportion to the released model's weights: an allocation that follows past releases.
+"""An allocation that follows past releases: noise in proportion to the released model's weights.
 
 For all shares sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, so a round costs exactly one
-Gaussian mechanism of the run's multiplier. Shares are functions of released models. They are
-post-processing, which costs nothing, and ordinary adaptive composition of releases of one fixed
-multiplier applies (docs/guarantees.md).
+Gaussian mechanism of the run's multiplier. Shares are functions of released models. Post-processing
+costs nothing, so ordinary adaptive composition of releases of one fixed multiplier applies
+(docs/guarantees.md).
 
 docs/results/adaptive.md has measurements and other attempts.
 """
@@ -36,23 +36,23 @@ class AdaptiveAllocation(Bounded):
 
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j).
 
-    The noise is then equally large relative to every layer's weights. If p are the last round's
-    shares, the next shares are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
-    sqrt(p_j). The first round takes the target of the initial model, which is public; for equal
-    weights this is the "uniform" rule. Shares change slowly because correlated noise cancels only
-    between equal scales, and because a split that jumps from round to round costs accuracy. Noise
-    enlarges weights without a runaway effect: if the layers held only noise, the target would be
-    the present split.
+    The noise is then equally large relative to every layer's weights. Let p be the last round's
+    shares. The next shares are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
+    sqrt(p_j). The first round uses the target of the initial model, which is public. If all weights
+    are equal, this target is the "uniform" rule. Shares change slowly because correlated noise
+    cancels only between equal scales, and because a split that jumps from round to round costs
+    accuracy. Noise enlarges weights, but this effect does not reinforce itself: if the layers held
+    only noise, the target would equal the present split.
 
-    Neighbouring relation, unit and trust are the run's, as for every rule of
+    Neighbouring relation, unit and trust are those of the run, as for every rule of
     `fedlgm.planning.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.
         memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's shares.
-        span: >= 1; a target is cut to within this factor of the targets' geometric mean before it
-            is averaged. With 8, small layers get so little of the budget that the accuracy is lower
-            than with fixed rules.
+        span: >= 1; before averaging, a target is limited to within this factor of the targets'
+            geometric mean. With a factor of 8, small layers get so little of the budget that the
+            accuracy is lower than with fixed rules.
 
     Example:
         >>> import torch
@@ -69,7 +69,9 @@ class AdaptiveAllocation(Bounded):
     span: AtLeastOne = 2.0
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of public facts, the last released model and its plan."""
+        """The round's plan: a function of public facts, the last released model and the last
+        plan.
+        """
         clip = clipping.eq_clip(self.bound, len(layers))
         share = self._target(layers, clip, transcript)
         if transcript.plan is not None:
@@ -85,10 +87,10 @@ class AdaptiveAllocation(Bounded):
 
 
 def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
-    """`wanted` / `known`, cut to within a factor of its geometric mean, [K].
+    """The ratios `wanted` / `known`, limited to within a factor of their geometric mean, [K].
 
-    If `known` is 0 or not finite the ratio is as large as the cut permits. If this holds for all
-    entries, all ratios are 1.
+    If `known` is 0 or not finite, the ratio is as large as the limit permits. If `known` is so for
+    all entries, all ratios are 1.
 
     Args:
         wanted: positive, [K].

@@ -1,5 +1,5 @@
-"""Alternating low-rank factors: each round trains and releases one factor of every adapter with the
-whole budget.
+"""Alternating low-rank factors: each round trains and releases only one factor of every adapter,
+with the whole budget.
 
 Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released factor.
 """
@@ -24,7 +24,7 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 
 @dataclass(frozen=True)
 class Alternate(Bounded):
-    """Odd rounds release the factors B of all adapters, even rounds their factors A.
+    """Odd rounds release the factors B of all adapters, and even rounds release the factors A.
 
     B comes first, because it begins at zero, where the gradient of A vanishes. Layers that belong
     to no adapter, such as a new head, are released in every round. A factor that is not released is

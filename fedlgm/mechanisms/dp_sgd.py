@@ -1,10 +1,10 @@
-"""DP-SGD: one step is one release of clipped per-example gradients; the unit of privacy is an
-example.
+"""DP-SGD: one step releases one noisy sum of clipped per-example gradients. The unit of privacy is
+an example.
 
 If the server adds the noise, a round of the facts is a step, the population is the number of
-examples, and the sampling rate is the rate of a step's batch. If clients add it (`facts.steps`), a
-round consists of a client's local steps. In both cases the plan gives the bounds and the noise of
-one step's sum.
+examples, and the sampling rate is the rate of a step's batch. If clients add the noise
+(`facts.steps`), a round consists of a client's local steps. In both cases the plan gives the bounds
+and the noise of one step's sum.
 
 Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al.,
 2022); Xia et al. (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the
@@ -64,7 +64,7 @@ def example_plan(
         layers: the mechanism's table.
         facts: the run's facts.
         reason: reason why the step is private.
-        release: `clip`, `sigma` and, if there are any, `queries` and `notes` of `ReleasePlan`.
+        release: the fields `clip`, `sigma` and, optionally, `queries` and `notes` of `ReleasePlan`.
 
     Raises:
         ConfigError: the facts do not have Poisson sampling of the examples of a step.
@@ -91,8 +91,8 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
     """Clipped per-example gradients with Gaussian noise on their sum.
 
     Raises:
-        ConfigError: an option is out of range, the style is a separate mechanism, or 'flat' is
-            given options of 'per-layer'.
+        ConfigError: an option is out of range, the style is a separate mechanism, or the style is
+            'flat' and an option of 'per-layer' is given.
 
     Example:
         >>> from fedlgm.planning.facts import Sampling
@@ -108,8 +108,9 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
         style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
         allocation: for "per-layer", the rule that spreads the noise over the layers (see
             `fedlgm.planning.allocation`).
-        clip: for "per-layer", the rule that spreads C over the layers. This and the following
-            options are those of `LayerwiseGaussian`, with examples instead of clients.
+        clip: for "per-layer", the rule that spreads C over the layers. This option and the
+            following ones have the meaning of the options of `LayerwiseGaussian`, with examples
+            instead of clients.
     """
 
     style: str = "flat"
@@ -132,7 +133,7 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
             )
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers, merged into one if the gradient is bounded as a whole."""
+        """The layers, or one merged layer if the gradient is bounded as a whole."""
         return layers if self.style == "per-layer" else layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
@@ -165,12 +166,12 @@ def check_batch_is_seen(name: str, facts: RunFacts) -> None:
 @dataclass(frozen=True)
 class PublishedDPSGD(DPSGD, PublishedMedClip):
     """Per-layer DP-SGD under MedClip as printed: bounds and noise follow the batch's norms. NOT
-    PRIVATE; charged so.
+    PRIVATE; charged as such.
 
-    The paper takes the medians "across the dataset" and does not say at which weights. Here they
-    are the medians over the batch's examples at the weights of the step, as over the cohort of a
-    federation (`PublishedMedClip`). The batch is processed twice, because its bounds must be known
-    before clipping.
+    The paper takes the medians "across the dataset" and does not say at which weights of the model.
+    Here the medians are over the batch's examples at the weights of the step. `PublishedMedClip`
+    takes them over the cohort in the same way. The batch is processed twice, because its bounds
+    must be known before clipping.
 
     Example:
         >>> from fedlgm import Sampling
@@ -191,8 +192,8 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for examples whose layers all have the same norm; steps plan from the
-        real norms.
+        """The plan of the rule if all layers of all examples had the same norm. The actual steps
+        plan from the examples' norms.
         """
         return PublishedMedClip.plan(self, layers, facts, transcript)
 
@@ -234,11 +235,12 @@ class PlainSGD(NoPrivacy, BoundsExamples):
 
 @dataclass(frozen=True)
 class _Normalised(FlatGaussian, BoundsExamples):
-    """The whole gradient of an example is scaled to a length below C; one noise scale.
+    """Base of mechanisms that scale the whole gradient of an example to a norm below C, with one
+    noise scale.
 
     Attributes:
         bound: C. The papers absorb it into the learning rate.
-        stabiliser: limits the scaling of short gradients, at least 1e-6.
+        stabiliser: limits the scaling of gradients with a small norm; at least 1e-6.
     """
 
     stabiliser: float = 0.01

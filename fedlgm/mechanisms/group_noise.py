@@ -1,7 +1,7 @@
 """Group-wise (layer-wise) i.n.i.d. Gaussian and Laplace noise, with its baselines.
 
-Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace), noise is
-i.i.d. within a layer, and three rules give the layers their scales at one budget:
+Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace). Noise is
+i.i.d. within a layer. Three rules set the layers' scales for a given budget:
 
     inid    least total squared error                  Gaussian: the "min-total-noise" allocation
     spr     scale-perturb-rescale: every coordinate    Gaussian: the "dimension-adjusted" allocation
@@ -45,8 +45,8 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Guarantee, Relation
 
 _ORDER: dict[Family, int] = {"gaussian": 2, "laplace": 1}
-_LARGEST_LOSS = 50.0  # per release; beyond it the accountant's grids outgrow any use
-_TOLERANCE = 1e-6  # relative, on the calibrated multiplier
+_LARGEST_LOSS = 50.0  # pure epsilon of a release; above it, accountants' grids are too large
+_TOLERANCE = 1e-6  # relative margin of the calibrated multiplier
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class GroupNoise(Bounded):
 
     @override
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Laplace noise has no run-wide form.
+        """Refuse Laplace noise for a run that is one mechanism.
 
         Raises:
             ConfigError: the noise is Laplace, and a run is accounted for as one mechanism.
@@ -122,8 +122,8 @@ class GroupNoise(Bounded):
             raise PrivacyError(
                 f"{self.name}: a release without noise cannot carry a proven guarantee"
             )
-        # i.i.d. noise in a layer costs the same as if each of its coordinates were bounded by C_m /
-        # d_m^(1/order).
+        # i.i.d. noise in a layer costs the same as if each coordinate of the layer were bounded by
+        # C_m / d_m^(1/order).
         profile = Profile(clip / layers.sizes ** (1 / order), layers.sizes)
         rule = cast(inid.Rule, self.name.removeprefix(f"{self.family}-"))
         scales = inid.noise_scales(self.family, rule, profile, 1.0 / facts.noise_multiplier, self.p)
@@ -154,11 +154,11 @@ def calibrate_laplace(
 ) -> float:
     """Smallest Laplace noise whose `steps` releases stay within (epsilon, delta), as a multiplier.
 
-    This is the counterpart of `privacy.calibrate`. A release whose layers have l1 bounds C_m and
-    scales b_m has the multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP epsilon under
-    add-or-remove-one (replace-one doubles the bounds). With delta = 0 the releases are epsilon-DP
-    by basic composition of their amplified costs, without an accountant. With delta > 0 the
-    accountant composes them (see `privacy.events.laplace_event`).
+    This is the counterpart of `privacy.calibrate` for Laplace noise. A release whose layers have l1
+    bounds C_m and scales b_m has the multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP
+    epsilon under add-or-remove-one (replace-one doubles the bounds). With delta = 0 the releases
+    are epsilon-DP by basic composition of their amplified costs, without an accountant. With delta
+    > 0 the accountant composes them (see `privacy.events.laplace_event`).
 
     Args:
         epsilon: target, > 0.
@@ -169,7 +169,7 @@ def calibrate_laplace(
         accountant: "pld"; "rdp" only without sampling.
 
     Returns:
-        The multiplier, to a relative accuracy of 1e-6 on the safe side.
+        The multiplier, which is at most a relative 1e-6 too large and never too small.
 
     Raises:
         ConfigError: an argument is outside its range.

@@ -2,8 +2,7 @@
 baselines.
 
 Every function computes one noise scale per coordinate from a public sensitivity profile and a
-budget. The privacy condition depends on the scales only through one number, the budget that they
-spend:
+budget. The privacy condition depends on one function of the scales, the budget that they spend:
 
     Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2     (mu-Gaussian DP; whitening of the coordinates)
     Laplace    sum_i lambda_i / beta_i      = epsilon  (epsilon-DP; triangle inequality)
@@ -11,8 +10,8 @@ spend:
 All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected
 (weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;
 "scale-perturb-rescale" (SPR) gives each coordinate an equal share of the budget. Source: i.n.i.d.
-noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is the
-profile's.
+noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is that of the
+profile.
 
 Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have
 one entry per coordinate for a vector and one per run for a `Profile`. A coordinate of zero
@@ -140,14 +139,14 @@ def noise_scales(
     """Standard deviations, or Laplace parameters, that spend a budget exactly.
 
     With weights w the optimum of Gaussian noise is sigma_i^(p+2) proportional to lambda_i^2 / w_i.
-    (The paper's Remark 4 only replaces lambda by a weighted profile. This overspends the budget
-    unless the scales are divided by the weights again.)
+    (The paper's Remark 4 only replaces lambda by a weighted profile. The resulting scales overspend
+    the budget unless they are divided by the weights.)
 
     Args:
         family: law of the noise.
         rule: "inid" has the least expected error, "iid" gives all coordinates one scale, including
-            coordinates of zero sensitivity, and "spr" gives each coordinate that can change an
-            equal share of the budget.
+            coordinates of zero sensitivity, and "spr" gives an equal share of the budget to each
+            coordinate that can change.
         profile: sensitivities lambda, shape [K], or a `Profile`.
         budget: mu of mu-Gaussian DP, or epsilon of pure DP for Laplace noise; > 0.
         p: for "inid", as in `gaussian_inid`.
@@ -184,15 +183,15 @@ _NORMS: dict[Family, tuple[int, Callable[[float], float]]] = {
     "gaussian": (2, math.sqrt),
     "laplace": (1, float),
 }
-"""Norm of the profile that a law's budget limits, and the root of a sum of the coordinates' costs
-in it."""
+"""For each law, the order q of the norm of the profile that the budget limits. The norm is the q-th
+root of the sum of the coordinates' costs."""
 
 
 def _prepare(
     profile: ProfileLike, budget: float, p: float, weights: npt.ArrayLike | None
 ) -> tuple[Profile, Array, Array]:
-    """Checked runs with sensitivities relative to the largest (so that no power overflows), and
-    relative weights.
+    """The checked runs, with sensitivities relative to the largest sensitivity (so that no power
+    overflows), and relative weights.
     """
     runs = as_profile(profile)
     check_positive(budget=budget)

@@ -1,5 +1,5 @@
-"""LaDP-FL in a sound form: per-layer noise in selected layers only, with less noise in layers that
-have moved more.
+"""LaDP-FL in a sound form: only selected layers are released, with less noise in layers that have
+moved more.
 
 The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores
 come from released models, so no private value affects the release. `ladp_published` has the paper's
@@ -51,25 +51,26 @@ class LaDP(Bounded):
 
     so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: scores
     are divided by their geometric mean in A before they are clipped to [score_floor, score_cap].
-    Layers outside A are not uploaded. If A is empty, the round releases nothing. If anything has
-    been released before, the round is still charged, because the decision to skip may depend on
+    Layers outside A are not uploaded. If A is empty, the round releases nothing. It is still
+    charged if any earlier round released something, because the decision to skip may depend on
     earlier releases.
 
-    Scores change slowly: P_j is the last round's score to the power of `memory` times the round's
-    own score to the power of 1 - memory. One release says little about a layer, and noise scales
-    that jump cost accuracy (docs/results/ladp.md).
+    Scores change slowly: P_j is the product of the last round's score to the power of `memory` and
+    this round's score to the power of 1 - memory. One release says little about a layer, and noise
+    scales that jump cost accuracy (docs/results/ladp.md).
 
     Attributes:
         bound: l2 bound S of one client's update.
-        threshold: R >= 0; layers of smaller norm are not selected.
+        threshold: R >= 0; layers with a norm below R are not selected.
         score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes),
-            between the last two released models. It is multiplied by the share of the last released
-            update's energy that is not noise. Otherwise noisier layers would seem to move more, get
-            less noise next time, and the scales would oscillate.
-        score_floor: p_min > 0.
-        score_cap: B > 0.
+            between the last two released models. The score is multiplied by the share of the last
+            released update's squared norm that is not noise. Otherwise noisier layers would seem to
+            move more and get less noise in the next round, so that the scales would oscillate.
+        score_floor: least score p_min > 0.
+        score_cap: largest score B > 0.
         memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, without memory.
-        estimate: False is the paper's ablation: every selected layer's score is 1.
+        estimate: whether scores are estimated. With False, every selected layer's score is 1, as in
+            the paper's ablation.
 
     Example:
         >>> import torch
@@ -112,7 +113,9 @@ class LaDP(Bounded):
     def _scores(
         self, layers: LayerTable, transcript: Transcript, selected: np.ndarray
     ) -> np.ndarray:
-        """P_j of every layer, from released outputs only; 1 where nothing is known yet, [K]."""
+        """P_j of every layer, [K], from released outputs only; 1 for a layer without earlier
+        information.
+        """
         raw = self._movement(layers, transcript) if self.estimate else None
         if raw is None:
             return np.ones(len(layers))
@@ -133,8 +136,8 @@ class LaDP(Bounded):
 
 
 def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
-    """The last round's scores over their geometric mean, from its plan; 1 for layers that it did
-    not release, [K].
+    """The last round's scores divided by their geometric mean, [K], from the last plan; 1 for
+    layers that the last round did not release.
     """
     scores, plan = np.ones(layers), transcript.plan
     if plan is not None and plan.released.any():
@@ -144,7 +147,7 @@ def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
 
 
 def check_range(owner: str, score_floor: float, score_cap: float) -> None:
-    """Refuse scores that are not positive, and a least score above the largest.
+    """Refuse limits of scores that are not positive, and a least score above the largest score.
 
     Raises:
         ConfigError: the message names the mechanism.

@@ -1,8 +1,8 @@
-"""The frame in which the LaDP-FL paper compares mechanisms: its noise constant, its sensitivity and
-its accounting.
+"""The LaDP-FL paper's setting for comparisons of mechanisms: the paper's noise constant,
+sensitivity and accounting.
 
-The rest of the library does not rely on this frame. A mechanism that uses it is charged twice, once
-as in the paper (the claim) and once as proven.
+The rest of the library does not rely on this setting. The ledger keeps two charges for a mechanism
+that uses it: the paper's charge (the claim) and the proven charge.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def theorem3_constant(epsilon: float, delta: float) -> float:
 
     Args:
         epsilon: budget of one release, > 0.
-        delta: its delta, in (0, 1).
+        delta: delta of this budget, in (0, 1).
 
     Raises:
         ConfigError: an argument is outside its range.
@@ -79,7 +79,7 @@ def bound_by_training(training: LocalTraining) -> float:
     2 eta E G_c (Theorem 2). This count is too low if an epoch has several steps.
 
     Args:
-        training: local training: plain SGD with clipped gradients.
+        training: local training, which must be plain SGD with clipped gradients.
 
     Raises:
         ConfigError: the steps of the training are not bounded by eta G_c.
@@ -99,7 +99,7 @@ def bound_by_training(training: LocalTraining) -> float:
 
 
 def require(facts: RunFacts, owner: str) -> RunFacts:
-    """The run's facts, checked for mechanisms of the paper's frame.
+    """The run's facts, checked for mechanisms of the paper's setting.
 
     Raises:
         ConfigError: there is no budget, or the trust is not local.

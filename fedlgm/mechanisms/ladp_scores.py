@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 
-_CHUNK = 1 << 16  # float64 pieces that stay in the cache
+_CHUNK = 1 << 16  # size of a piece in float64 that stays in the cache
 _SERIES = 0.05  # below this |x| the series of e^-x - 1 + x is exact to double precision
 _LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then not small
 
@@ -26,7 +26,7 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
     """KL(softmax(local) || softmax(reference)) in nats, over all entries; at least 0.
 
     Both vectors are flattened, and the divergence is computed in float64. A constant shift of
-    either has no effect: the score is 0 for weights that differ by a constant.
+    either vector has no effect, so the score of weights that differ by a constant is 0.
 
     Args:
         local: weights of one layer, any shape.

@@ -1,5 +1,5 @@
 """A private choice of layers: the clients vote once, and the layers with the most votes get the
-budget.
+budget of later rounds.
 
 Source: DP-SAPF (arXiv 2605.30312), in which clients vote over the layers that a LoRA adapter may
 adapt.
@@ -33,9 +33,9 @@ class VotedLayers(Bounded):
 
     A client votes for the quarter of the layers in which its update is longest
     (`fedlgm.planning.queries.LayerVote`). The vote costs `share` of the first round's budget, and
-    every round costs one release of the run's multiplier. If the model has adapters, only they
-    compete, and other layers, such as a new head, are released in every round. If the first round
-    is void, the vote takes place in the next round.
+    every round costs one release of the run's multiplier. If the model has adapters, only the
+    layers of adapters compete. All other layers, such as a new head, are released in every round.
+    If the first round is void, the vote takes place in the next round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
@@ -69,8 +69,8 @@ class VotedLayers(Bounded):
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote, which later plans find in the last
-        plan.
+        """The round's plan: a function of the released vote. Later plans take the result of the
+        vote from the last plan.
         """
         guarantee = Guarantee("proven", _PROVEN)
         if transcript.plan is None or transcript.is_unanswered(LayerVote.name):
@@ -102,7 +102,9 @@ class VotedLayers(Bounded):
         return candidates
 
     def _winners(self, layers: LayerTable, votes: np.ndarray) -> np.ndarray:
-        """Layers to release: those with the most votes, and those that do not compete, [K]."""
+        """Layers to release, [K]: the candidates with the most votes, and the layers that do not
+        compete.
+        """
         candidates = self._candidates(layers)
         released = ~candidates
         released[

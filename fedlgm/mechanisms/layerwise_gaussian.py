@@ -57,13 +57,14 @@ class LayerwiseGaussian(Bounded):
         bound: total l2 bound S of one client's update.
         clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional
             to layer norms m_j).
-        norms: source of the m_j of clip = "med": "public" (`public_norms`), "stale" (last released
-            update, denoised), "quantile" (noisy bits for the layers that stay within their bounds,
-            paid from the budget) or "shares" (the same bits for the layers' shares of the total
-            norm, which do not depend on S).
+        norms: source of the norms m_j for clip = "med". "public" takes `public_norms`. "stale"
+            takes the last released update, with the noise subtracted. "quantile" takes noisy bits
+            that say which layers stay within their bounds; the bits are paid from the budget.
+            "shares" takes such bits for the layers' shares of the total norm, which do not depend
+            on S.
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) if empty.
-        floor: for "stale", the lowest share of S / sqrt(K) to which a layer's bound may fall.
-        quantile: for "quantile" and "shares", the share of clients that should stay below their
+        floor: for "stale", the least bound of a layer as a share of S / sqrt(K).
+        quantile: for "quantile" and "shares", the share of clients that should stay below a layer's
             bound.
         quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
         quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
@@ -144,8 +145,8 @@ class LayerwiseGaussian(Bounded):
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed, with bounds and noise from the cohort's private layer norms. NOT PRIVATE;
-    charged as such.
+    """MedClip as printed in the paper, with bounds and noise from the cohort's private layer norms.
+    NOT PRIVATE; charged as such.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -172,8 +173,8 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for a cohort whose layers all have the same norm; rounds use the clients'
-        real norms.
+        """The plan of the rule if all layers of all clients had the same norm. The actual rounds
+        use the clients' norms.
         """
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
@@ -202,8 +203,8 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
 
 @dataclass(frozen=True)
 class FlatGaussian(Bounded):
-    """The standard Gaussian mechanism, in which the whole update is one layer, bounded by S and
-    noised by S sigma_*.
+    """The standard Gaussian mechanism. The whole update is one layer with bound S and noise scale S
+    sigma_*.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -242,11 +243,11 @@ class NoPrivacy(Mechanism):
     """
 
     def calibrate(self, facts: RunFacts) -> float:
-        """No noise, for any budget."""
+        """No noise, whatever the budget."""
         return 0.0
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Accept any participation, but no correlated noise, since there is no noise.
+        """Accept any participation. Refuse correlated noise, because this mechanism adds no noise.
 
         Raises:
             ConfigError: the noise is correlated over rounds.
@@ -264,12 +265,12 @@ class NoPrivacy(Mechanism):
 
 
 def unprotected_plan(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
-    """A plan that is charged as not private, with the event of `sound` as the claim of a method's
-    authors.
+    """A plan that is charged as not private. Its claim, the charge that the method's authors would
+    state, is the event of `sound`.
 
     Args:
         sound: the plan as if its bounds were public.
-        reason: why it is not private.
+        reason: reason why the plan is not private.
 
     Example:
         >>> from fedlgm import Sampling

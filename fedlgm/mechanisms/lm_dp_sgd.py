@@ -3,10 +3,10 @@
     g_hat_il = w_l min(C, ||g_i||) g_il / ||g_il||,   sum_l w_l^2 = 1
 
 For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch
-itself, so an example also moves every other example's contribution, by up to C sqrt(B^2 + (B +
-1)^2). `published` is therefore not private. The sound variants take the weights from public data,
-from past releases, or from a noisy, charged query. `fedlgm.mechanisms.risk_aware` plans with them;
-this module holds the formulas.
+itself, so an example also changes every other example's contribution, and the sum moves by up to C
+sqrt(B^2 + (B + 1)^2). `published` is therefore not private. The sound variants take the weights
+from public data, from past releases, or from a noisy, charged query. `fedlgm.mechanisms.risk_aware`
+makes the plans; this module holds the formulas.
 
 Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the
 published form fails.
@@ -29,7 +29,7 @@ from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 
 Root = Literal["least", "greatest"]
-"""Which root of Appendix D.2's equation for the multiplier."""
+"""Choice between the roots of the equation for the multiplier in Appendix D.2."""
 FLOOR = 0.05
 """Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does
 not need it."""
@@ -45,9 +45,9 @@ def aggregate(
     """Sum over a batch of reweighted, clipped gradients; no noise is added.
 
     If `weights` do not depend on the batch, adding or removing one example changes the concatenated
-    sum by at most `clip` in l2 norm (times ||weights||_2). With `weights=None` they come from the
-    batch, as published. The change is then bounded only by clip * sqrt(B^2 + (B + 1)^2), and noise
-    of scale clip * sigma does not make it private.
+    sum by at most `clip` in l2 norm (times ||weights||_2). With `weights=None` the weights come
+    from the batch, as published. The change is then bounded only by clip * sqrt(B^2 + (B + 1)^2),
+    and noise of scale clip * sigma does not make the sum private.
 
     Args:
         grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
@@ -96,12 +96,12 @@ def aggregate(
 def check_risk(
     error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int
 ) -> np.ndarray:
-    """The error rates as float64 [L]; ones if there are none.
+    """The error rates as float64 [L]; ones if no rates are given.
 
     Args:
         error_rates: ER_l of each layer, or None.
-        emphasis: r, their exponent.
-        layers: L.
+        emphasis: r, the exponent of the error rates.
+        layers: number L of layers.
 
     Raises:
         ConfigError: a rate is outside [0, 0.5] (worse than a coin toss), r < 1, or the number of
@@ -118,7 +118,7 @@ def check_risk(
     if rates.shape != (layers,):
         raise ConfigError(f"{rates.size} error rates for {layers} layers")
     if np.all(rates == 1.0):
-        return rates  # no adversary: all layers count alike
+        return rates  # without adversaries, all layers have equal weight
     if not ((rates >= 0) & (rates <= 0.5)).all():
         raise ConfigError(
             f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}"
@@ -139,8 +139,8 @@ def published_weights(
     1.
 
     Raises:
-        ConfigError: the bound, error rates or r are out of range, or there is not one rate per
-            layer.
+        ConfigError: the bound, error rates or r are out of range, or the number of rates differs
+            from the number of layers.
 
     Example:
         >>> published_weights(np.array([[3.0, 4.0], [0.3, 0.4]]), clip=1.0).round(4).tolist()
@@ -165,11 +165,11 @@ def risk_weights(
     """Weights from public, released or noisy strengths of the layers, float64 [L] with sum_l w_l^2
     = 1.
 
-    w_l is proportional to strength_l ER_l^r; no layer falls below floor / sqrt(L) before the last
-    normalisation.
+    w_l is proportional to strength_l ER_l^r. Before the last normalisation, no weight is below
+    floor / sqrt(L).
 
     Args:
-        strengths: size of each layer's gradients, [L]; negative ones (noise) count as 0.
+        strengths: size of each layer's gradients, [L]; negative strengths (from noise) count as 0.
         error_rates: ER_l in [0, 0.5].
         emphasis: r >= 1.
         floor: in [0, 1].
@@ -199,8 +199,8 @@ def bias_minimising_weights(
     may be negative.
 
     The solution has w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. This equation has several
-    roots. The minimiser is the one with lambda below min A. A bisection that starts above max A
-    ends at the greatest root, where the objective is largest.
+    roots. The minimiser is the solution with lambda below min A. A bisection that starts above max
+    A ends at the greatest root, where the objective is largest.
 
     Args:
         squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.

@@ -32,7 +32,7 @@ class Mechanism:
     """Base of all mechanisms. A mechanism decides the bounds and the noise of every round.
 
     A subclass is a frozen dataclass whose fields are its options in a recipe. It implements `plan`,
-    which must be pure: it returns equal plans for equal arguments, and none of its arguments holds
+    which must be pure: `plan` returns equal plans for equal arguments, and no argument holds
     private data. The neighbouring relation and the trust model are taken from the run's facts.
 
     Example:
@@ -56,19 +56,21 @@ class Mechanism:
     """
 
     variant: ClassVar[Variant] = "sound"
-    """Variant: "sound", or "published" for a paper's text taken literally if that is not
+    """Variant: "sound", or "published" for a paper's literal algorithm if the algorithm is not
     private."""
 
     unit: ClassVar[Unit] = "client"
-    """Unit whose data a neighbour changes: "client" (the sum bounds each client's update), or
-    "example" (the trainer bounds every example's gradient, as for each class derived from
-    `BoundsExamples`).
+    """Unit whose data differ between neighbouring data sets: "client" (the sum bounds each client's
+    update), or "example" (the trainer bounds every example's gradient, as for each class derived
+    from `BoundsExamples`).
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        """Subclasses may check their options here; see `check_fields` for what annotations limit."""
+        """Subclasses may check their options here; `check_fields` says which limits annotations can
+        state.
+        """
         check_fields(self.name, self)
 
     def table(self, layers: LayerTable) -> LayerTable:
@@ -85,18 +87,18 @@ class Mechanism:
             facts: the run's facts, without a known `noise_multiplier`.
 
         Raises:
-            ConfigError: the mechanism does not support the facts; this is reported before anything
-                runs.
+            ConfigError: the mechanism does not support the facts. This error is raised before
+                anything runs.
             PrivacyError: no finite noise meets the budget.
         """
         return charging.of(facts).calibrate()
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(sigma_* / sigma_eff)^2 of each round: its cost relative to a release at the run's
-        multiplier, [rounds].
+        """Cost of each round relative to a release at the run's multiplier, (sigma_* /
+        sigma_eff)^2, [rounds].
 
-        Mechanisms whose plans use other multipliers override this; clients under local trust rely
-        on it.
+        Mechanisms whose plans use other multipliers override this method. Clients under local trust
+        rely on these costs.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -105,14 +107,15 @@ class Mechanism:
         return np.ones(rounds)
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run that is charged as one mechanism if this mechanism does not support that.
+        """Refuse a run that is charged as one mechanism if this mechanism does not support such a
+        charge.
 
         Args:
             layers: `self.table(...)` of the model's layers.
             facts: the run's facts, whose rounds are not charged one by one.
 
         Raises:
-            ConfigError: the message gives the reason.
+            ConfigError: the run is not supported; the message gives the reason.
         """
         what = (
             "noise correlated over rounds"
@@ -146,10 +149,10 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Bounded(Mechanism):
-    """Base of mechanisms with one bound of a unit's whole contribution.
+    """Base of mechanisms that have one bound for a unit's whole contribution.
 
     Attributes:
-        bound: the bound, above 0.
+        bound: bound of the whole contribution, above 0.
 
     Example:
         >>> Bounded("mine", bound=0.5).bound
@@ -186,19 +189,20 @@ class BoundsExamples(ABC):
 
 
 class PlansFromPrivateData:
-    """A published variant whose plans depend on private data, so that no noise makes them private.
+    """A published variant whose plans depend on private data. Noise does not make these plans
+    private.
 
-    The interfaces for its plans are in `fedlgm.mechanisms.private_plans`. Only
-    `clients.published_client` and `strategies.published_strategy` run it.
+    The interfaces for such plans are in `fedlgm.mechanisms.private_plans`. Only
+    `clients.published_client` and `strategies.published_strategy` run such a variant.
     """
 
 
 class PlansFromAnswers:
-    """A mechanism under local trust in which every client plans its layers from its own answer to
-    the round's queries, after the noise.
+    """A mechanism under local trust in which every client plans its layers from its own noisy
+    answer to the round's queries.
 
     The answer and the layers are two releases of the client. For every answer, the two releases
-    together cost what the round's plan costs, so they are charged by that plan.
+    together cost as much as the round's plan, so that plan is their charge.
     """
 
     def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
@@ -206,7 +210,7 @@ class PlansFromAnswers:
 
         Args:
             plan: the round's common plan.
-            answer: the client's noisy answers to its queries, float64.
+            answer: the client's noisy answers to the plan's queries, float64.
         """
         raise NotImplementedError
 
@@ -227,8 +231,8 @@ def require_mechanism(found: Any) -> Mechanism:
 
 
 def rule_hint(found: object) -> str:
-    """The end of a message about an object that is no mechanism. If the object may be a rule, it
-    says where to register the rule.
+    """The end of a message about an object that is not a mechanism. If the object may be a rule,
+    the text says where to register a rule.
     """
     return (
         "; fedlgm.allocation.register gives an allocation rule a name"
@@ -238,8 +242,8 @@ def rule_hint(found: object) -> str:
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """`fedlgm.extension.loader.users_code` for a mechanism; an error in a bundled mechanism is a
-    defect and keeps its traceback.
+    """The context of `fedlgm.extension.loader.users_code` for a user's mechanism. An error in a
+    bundled mechanism is a defect and keeps its traceback.
 
     Args:
         kind: the mechanism's class.

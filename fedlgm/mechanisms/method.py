@@ -1,4 +1,4 @@
-"""A mechanism applied to one model in one run, on which server and clients agree."""
+"""A mechanism with the model and the facts of one run, on which server and clients agree."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedlgm.planning.plan import ReleasePlan, UnprotectedPlan
 from fedlgm.planning.transcript import Transcript
 from fedlgm.privacy.reuse import require_rounds
 
-_AGREE = 1e-4  # relative, between a given noise multiplier and the multiplier of the budget
+_AGREE = 1e-4  # relative tolerance between a given multiplier and the budget's multiplier
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Method:
         facts: RunFacts,
         group_by: str | Callable[[str], str] = "module",
     ) -> Method:
-        """The mechanism on the layers of `module`, its noise calibrated to the budget of `facts`.
+        """The mechanism on the layers of `module`, with noise calibrated to the budget of `facts`.
 
         Example:
             >>> import torch
@@ -87,7 +87,7 @@ class Method:
         layers: LayerTable,
         facts: RunFacts,
     ) -> Method:
-        """The mechanism on its own layer table, its noise calibrated to the budget of `facts`.
+        """The mechanism on its own layer table, with noise calibrated to the budget of `facts`.
 
         Args:
             mechanism: the mechanism.
@@ -117,7 +117,8 @@ class Method:
         return cls(mechanism, layers, to)
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """Require the run's planned sampling of clients, if its cost depends on this sampling.
+        """Require that clients are drawn by the planned sampling, if the run's cost depends on this
+        sampling.
 
         Raises:
             ConfigError: the cohorts are drawn by another sampling.
@@ -139,8 +140,8 @@ class Method:
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The next round's release; pure. The plan states its position in the run if its cost and
-        noise depend on it.
+        """The plan of the next round's release, as a pure function. The plan states its position in
+        the run if its cost and noise depend on the position.
 
         Raises:
             ConfigError: a user's mechanism fails, or does not return a plan.
@@ -172,14 +173,13 @@ class Method:
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
     ) -> None:
-        """Refuse a ledger that holds other rounds than the rounds of `past` (see
-        `fedlgm.privacy.reuse`).
+        """Refuse a ledger that holds rounds which are not in `past` (see `fedlgm.privacy.reuse`).
 
         Args:
             ledger: the ledger that the run would charge.
             past: the rounds that the run has done.
-            sampled: whether rounds that the ledger already holds would be released again with new
-                draws.
+            sampled: whether rounds in the ledger that are released again get new draws of
+                participants.
 
         Raises:
             LedgerError: the ledger holds other rounds.
@@ -188,7 +188,7 @@ class Method:
             return
         facts, plan = self.facts, self.plan(past)
         left = facts.rounds - past.rounds
-        if facts.sampling.block is None:  # blocks are charged by their rounds
+        if facts.sampling.block is None:  # blocks are charged in their first rounds
             left = min(facts.releases, left)
         events = [(plan.event, left)]
         if plan.protected:
@@ -226,13 +226,13 @@ class Method:
     def _check_plan(
         self, plan: object, last: ReleasePlan | None = None, **more: Any
     ) -> ReleasePlan:
-        """Check that a mechanism returned a plan of this run: a plan is charged by the facts that
-        it carries.
+        """Check that a mechanism returned a plan of this run, because a plan's charge follows from
+        the facts in the plan.
 
         Returns:
-            The plan with the fields `more`. If `last` is equal to this plan and the mechanism
-            belongs to this package, the result is `last` itself. Values derived from the plan are
-            then computed only once, not in every round.
+            The plan with the fields `more`. If `last` equals this plan and the mechanism belongs to
+            this package, the result is the object `last`, so that values derived from the plan are
+            computed only once.
         """
         name = self.mechanism.name
         # a class derived from these two could state another event
@@ -255,9 +255,10 @@ class Method:
             )
         if last is not None and is_bundled(self.mechanism) and plan.equals(last, **more):
             return last
-        for part in plan.parts:  # before a round is charged for noise that cannot be drawn
+        for part in plan.parts:  # before the charge
             check_scale(part.sigma)
-        # rebuilt from its fields, so that no value that a plan computes from them can be set
+        # rebuilt from its fields, so that a user cannot set values that a plan computes from the
+        # fields
         return replace(plan, **more)
 
     @cached_property
@@ -266,8 +267,8 @@ class Method:
         return self.mechanism.costs(self.layers, self.facts.rounds)
 
     def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:
-        """Refuse a plan that costs more or less than was fixed before the run: only fixed costs
-        compose.
+        """Refuse a plan whose cost differs from the cost that was fixed before the run, because
+        only fixed costs compose.
         """
         done, last = transcript.rounds, transcript.plan
         if not plan.protected or done >= self.facts.rounds:
@@ -285,7 +286,7 @@ class Method:
         if not abs(cost - fixed) <= 1e-6 * fixed:
             raise PrivacyError(
                 f"{self.mechanism.name}: round {done + 1} costs {cost:.6g} releases at the run's "
-                f"multiplier, but its costs() say {fixed:.6g}: override costs() if the costs are "
+                f"multiplier, but costs() states {fixed:.6g}: override costs() if the costs are "
                 "fixed before the run; past releases may change how noise is spread, but not how "
                 "much noise there is"
             )

@@ -1,4 +1,6 @@
-"""Options of a mechanism, checked against its annotations, with one message per wrong value."""
+"""Checks of a mechanism's options against the annotations of its class, with one message per wrong
+value.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ def names(kind: type) -> tuple[str, ...]:
 
 
 def check_values(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, each of the type that the class declares.
+    """The values, checked to have the types that the class declares; lists become tuples.
 
     Raises:
-        ConfigError: an option is unknown or a value has another type; the message names option and
-            type.
+        ConfigError: an option is unknown, or a value has the wrong type; the message names the
+            option and the type.
     """
     options = names(kind)
     unknown = sorted(set(values) - set(options))

@@ -1,7 +1,7 @@
 """Interfaces of published variants whose plans depend on private data. NOT PRIVATE.
 
-They run a paper's algorithm literally if its bounds, noise scales or choice of layers follow from
-raw updates.
+Such a variant runs a paper's algorithm literally. The bounds, noise scales or choice of layers
+follow from raw updates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UsesPrivateSums(UsesPrivateNorms):
     """A published variant whose plan depends on sums of the batch's gradients instead of norms. NOT
     PRIVATE.
 
-    One party must hold all examples, because figures of partial batches cannot be combined.
+    One party must hold all examples, because the figures of partial batches cannot be combined.
 
     Example:
         >>> from fedlgm import mechanisms

@@ -1,9 +1,10 @@
-"""Sensitivity profiles: the largest change of each coordinate of a query between neighbours.
+"""Sensitivity profiles: the largest change of each coordinate of a query between neighbouring data
+sets.
 
 A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D'
 (i.n.i.d. noise paper, Definition 4). The code that computes the profile decides whether neighbours
-differ by a replacement or by an addition or removal. It must be public: a function of the
-configuration, never of the private data.
+differ by a replacement or by an addition or removal. The profile must be public: it depends on the
+configuration, never on the private data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A sensitivity profile as runs of equal coordinates, so that a layer of any size needs one
+    """A sensitivity profile as runs of equal coordinates. A layer of any size then needs only one
     number.
 
     Attributes:
@@ -66,7 +67,7 @@ class Profile:
         decoupled coordinates.
 
         Raises:
-            ConfigError: the order is not above 0; it may be infinite.
+            ConfigError: the order is not above 0. An infinite order is allowed.
         """
         if order != math.inf:
             check_positive(order=order)
@@ -77,7 +78,8 @@ class Profile:
 
 
 def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
-    """`profile` itself, or one run per coordinate for a vector of sensitivities (shape [K]).
+    """A `Profile`, unchanged; for a vector of sensitivities (shape [K]), a profile with one run per
+    coordinate.
 
     Raises:
         ConfigError: the value is not a vector of finite numbers >= 0.

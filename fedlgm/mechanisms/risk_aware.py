@@ -66,7 +66,7 @@ _PUBLISHED = (
     "(docs/guarantees.md, section LM-DP-SGD)"
 )
 _JUST_BELOW = 1 - 2.0**-40
-"""Factor on weights, so that rounding does not make their squares add up to more than 1."""
+"""Factor on weights. Without it, rounding could make their squares add up to more than 1."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Reweighting(Bounded, BoundsExamples):
         multiplier: float,
         queries: tuple[NoisyQuery, ...] = (),
     ) -> ReleasePlan:
-        """The plan of weights that do not depend on the batch."""
+        """The plan for weights that do not depend on the batch."""
         clip, sigma = (
             self.bound * weights * _JUST_BELOW,
             np.full(len(layers), self.bound * multiplier),
@@ -118,18 +118,18 @@ class LMDPSGD(_Reweighting):
     """Layer-wise MIA-risk-aware DP-SGD with weights that no example of the batch can change.
 
     (epsilon, delta) holds for adding or removing one example. The weights of a step are
-    proportional to strength_l ER_l^r with squares summing to 1.
+    proportional to strength_l ER_l^r, and their squares sum to 1.
 
     Attributes:
-        bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
+        bound: see `_Reweighting`, also for `error_rates` and `emphasis`.
         weights: source of the strengths: "public" (the option `strengths`), "stale" (the last
             released mean gradient: norm of each layer's mean direction, with the noise subtracted)
             or "privatised" (noisy mean of (||g_il|| / ||g_i||)_l over the last batch, released with
-            its gradients). The first step takes `strengths`.
-        strengths: public strengths of the layers, in their order (`fedlgm risk`); if empty, all are
-            equal.
-        floor: no layer's weight falls below this share of 1 / sqrt(L) before they are normalised.
-        share: part of the budget that the query of "privatised" takes.
+            the gradients of that batch). The first step takes `strengths`.
+        strengths: public strengths of the layers, in the layers' order (`fedlgm risk`); if empty,
+            all strengths are equal.
+        floor: least weight of a layer before the weights are normalised, as a share of 1 / sqrt(L).
+        share: share of the budget for the query of "privatised".
 
     Raises:
         ConfigError: an option is out of range, or `floor` is 0 with weights that are not public.
@@ -173,7 +173,8 @@ class LMDPSGD(_Reweighting):
             answer = transcript.answer(LayerStrength.name)
             return public if answer is None else answer
         if self.weights == "stale" and transcript.mean is not None and transcript.plan is not None:
-            # Without the division a layer that once counted little would count less and less.
+            # Without the division, a layer with a small weight would get a smaller weight in every
+            # round.
             last = transcript.plan
             return clipping.released_norms(transcript.mean, last) / last.clip
         return public
@@ -183,11 +184,11 @@ class LMDPSGD(_Reweighting):
 class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     """LM-DP-SGD as printed, with weights from the batch's gradients. NOT PRIVATE; charged as such.
 
-    Sums are divided by the public q N. The paper divides by the batch's size, which would leak
+    Sums are divided by the public q N. The paper divides by the batch's size, which would reveal
     more.
 
     Attributes:
-        bound: option of `_Reweighting`, like `error_rates` and `emphasis`.
+        bound: see `_Reweighting`, also for `error_rates` and `emphasis`.
         weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for
             the weights of least bias (Appendix D.2; negative ones count as 0), or
             "bias-greatest-root" for the equation's greatest root, which the text does not exclude.
@@ -208,14 +209,16 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     variant: ClassVar[Variant] = "published"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate by Theorem 5.1. The steps must be the server's, because the server has no batch
-        from which to plan the steps of clients.
+        """Calibrate by Theorem 5.1. The server must make the steps, because it has no batch from
+        which to plan the steps of clients.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The rule's plan for examples with equal layers; steps plan from the real norms."""
+        """The plan of the rule if all layers had the same norm. The actual steps plan from the
+        examples' norms.
+        """
         return self.plan_from_private_norms(
             layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers)))
         )

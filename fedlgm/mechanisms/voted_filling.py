@@ -1,4 +1,4 @@
-"""Flat clipping or water-filling, as the clients vote in the first round."""
+"""Flat clipping or water-filling: the clients vote in the first round."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class VotedFilling(FlatGaussian):
-    """Flat bound S and equal noise. A noisy vote of the first round decides how clients cut updates
-    above S.
+    """Flat bound S and equal noise. A noisy vote in the first round decides how clients cut updates
+    whose norm exceeds S.
 
     Each client of the first round cuts its update in both ways and votes for the cut that lowers
     the loss on its own data more (`fedlgm.planning.queries.CutVote`). If more than half of the
-    released vote is for `fedlgm.planning.filling`, all later rounds are rounds of `water-filling`,
-    and otherwise rounds of `gaussian`. Both have the same noise and charge, and the choice depends
-    only on a released value. The first round is a round of `gaussian` with 1 / sqrt(1 - share) times
-    the noise (1.41 times by default), because the vote takes `share` of the round's budget. If the
-    first round is void, the next round has the vote.
+    released vote is for `fedlgm.planning.filling`, all later rounds are rounds of `water-filling`;
+    otherwise they are rounds of `gaussian`. The two mechanisms have the same noise and charge, and
+    the choice depends only on a released value. The first round is a round of `gaussian` with 1 /
+    sqrt(1 - share) times the noise (1.41 times by default), because the vote takes `share` of the
+    round's budget. If the first round is void, the vote takes place in the next round.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -50,8 +50,8 @@ class VotedFilling(FlatGaussian):
     share: Share = 0.5
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse noise that is correlated over rounds. It needs the same number of values in every
-        round.
+        """Refuse noise that is correlated over rounds, because correlated noise needs the same
+        number of values in every round.
 
         Raises:
             ConfigError: the noise is correlated over rounds.
@@ -64,8 +64,8 @@ class VotedFilling(FlatGaussian):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote, which later plans find in the last
-        plan.
+        """The round's plan: a function of the released vote. Later plans take the result of the
+        vote from the last plan.
 
         Raises:
             ConfigError: a user has several clients.

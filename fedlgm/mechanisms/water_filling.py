@@ -1,4 +1,6 @@
-"""The flat Gaussian mechanism for updates whose large layers are first cut to one common level."""
+"""The flat Gaussian mechanism after water-filling: the large layers of an update are first cut to
+one common level.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class WaterFilling(FlatGaussian):
-    """Flat bound S and equal noise, where an update above S loses the energy of its largest layers
-    first.
+    """Flat bound S and equal noise. An update whose norm exceeds S is shortened in its largest
+    layers first.
 
     Each client cuts the layers above a level c with sum_j min(||g_j||, c)^2 = S^2, see
-    `fedlgm.planning.filling`. The sum then bounds the whole update by S, as for `gaussian`: noise
-    and charge are the same. Layers that all move far are treated as by `uniform`, and an update
-    within S is not changed.
+    `fedlgm.planning.filling`. The sum then bounds the whole update by S, as for `gaussian`, so
+    noise and charge are the same as for `gaussian`. If all layers have large norms, they are
+    clipped as by `uniform`. An update within S is not changed.
 
     Attributes:
         bound: l2 bound S of one client's update.

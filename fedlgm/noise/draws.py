@@ -1,5 +1,5 @@
-"""Noise drawn on the CPU; `fedlgm.aggregation.kernels` draws it on any device, and
-`fedlgm.noise.release` chooses.
+"""Noise drawn on the CPU. `fedlgm.aggregation.kernels` draws noise on any device, and
+`fedlgm.noise.release` chooses between the two.
 
 `draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model
 updates. Every draw takes a named stream of `fedlgm.noise.keys`; no function reads a global
@@ -24,7 +24,7 @@ NoiseBackend = Literal["cpu", "torch", "triton"]
 """Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton
 (GPUs)."""
 LEAST_SCALE = 2.0**-100
-"""Smallest noise scale above 0; its inverse is the largest."""
+"""Smallest noise scale above 0; its inverse is the largest scale."""
 GRID_BITS = 10
 """Released values are multiples of 2^(floor(log2 scale) - GRID_BITS)."""
 
@@ -67,7 +67,7 @@ def add_noise_(
 
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of
-            sizes]. Each vector gets the same result as it would get alone.
+            sizes]. The result of a vector does not depend on the other vectors.
         parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0
             adds nothing.
         streams: one generator for each part of each vector, one vector after another.
@@ -125,8 +125,8 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the
     scale.
 
-    See `add_noise_`. Rows are added one by one, because the last numbers of a vector do not fill a
-    register, and PyTorch may round them differently from the other numbers.
+    See `add_noise_`. Rows are added one by one: the last numbers of a vector do not fill a
+    register, and PyTorch may round these numbers differently from the other numbers.
     """
     check_scale(scale)
     if scale > 0:
@@ -152,7 +152,8 @@ def _draw_pieces(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pieces of a part [rows, size] with their unit noise.
 
-    The pieces fit the cache, and redrawing their tails adds little overhead.
+    The pieces are small enough for the cache and large enough that redrawing their tails adds
+    little overhead.
     """
     for piece in part.split(_CHUNK, dim=1):
         noise = buffer[:, : piece.shape[1]]
@@ -166,8 +167,8 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
 
     With single-precision uniforms, a normal ends at 5.77 standard deviations and an exponential at
     16.6, and both are coarse shortly before their ends. One client's change moves many coordinates,
-    so in a large model these ends alone would cost more than a usual delta. A value beyond `_TAIL`
-    is therefore replaced by a draw from the exact conditional law. This concerns about one value in
+    so in a large model the coarse ends alone would exceed a usual delta. A value beyond `_TAIL` is
+    therefore replaced by a draw from the exact conditional law. This concerns about one value in
     two or three thousand and takes hardly any time.
     """
     if family == "gaussian":

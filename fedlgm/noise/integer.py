@@ -5,8 +5,8 @@ need the same noise under every allocation rule. `IntegerGrid.units` is the l2 b
 contribution in grid units. Integers are added modulo 2^32, so the order of addition does not matter
 and masks cancel exactly.
 
-Source: Kairouz, Liu and Steinke 2021; this module checks the norm of the integers instead of
-bounding it by a formula.
+Source: Kairouz, Liu and Steinke 2021. The paper bounds the norm of the integers by a formula; this
+module checks the norm.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WRAP = 1e-9
 _FINEST = 2**24
 _LEAST_UNITS = 4
 """Least number of grid units in a bound, divided by the root of the number of coordinates. Rounding
-to a coarser grid shortens a contribution by more than a hundredth. It takes minutes for a long
-contribution but no time for a short one.
+to a coarser grid shortens a contribution by more than a hundredth. It takes minutes for a
+contribution near the bound, but no time for a short contribution.
 """
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
@@ -54,14 +54,15 @@ class IntegerGrid:
         (True, 5, True, 1.291)
 
     Attributes:
-        asked: nodes n that a round asks.
-        threshold: nodes t that must answer.
-        colluders: nodes m that may collude with the server.
-        size: coordinates d of the sum.
+        asked: number n of nodes that a round asks.
+        threshold: number t of nodes that must answer.
+        colluders: number m of nodes that may collude with the server.
+        size: number d of coordinates of the sum.
         units: l2 bound c of one contribution, in grid units.
         noise: law of the nodes' noise.
         variance: variance of each node's noise, in squared grid units.
-        scale: value of a grid unit in each coordinate's part, as (coordinates, value) pairs.
+        scale: value of a grid unit in each part of the sum, as pairs (number of coordinates,
+            value).
     """
 
     asked: int
@@ -120,7 +121,7 @@ class IntegerGrid:
 
     @property
     def bits_needed(self) -> int:
-        """Number of the `BITS` bits of a word that a sum of all nodes needs."""
+        """Number of bits of a word that a sum of all nodes needs, at most `BITS`."""
         return bits_needed(self.asked, self.units, math.sqrt(self.asked * self.variance), self.size)
 
     @property
@@ -180,8 +181,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
     """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
     from this condition, the rounding has no bias.
 
-    A draw that violates this bound is drawn again; after 20 failures the values shrink by 2^-8.
-    Values on a grid much finer than bound / sqrt(d) pass at once.
+    A draw that violates the condition is repeated; after 20 failures the values shrink by 2^-8. If
+    the grid is much finer than bound / sqrt(d), the first draw meets the condition.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -251,8 +252,8 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
 
 
 def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> int:
-    """Number of bits of the shortest words whose range a sum of all nodes leaves with probability
-    at most `WRAP`.
+    """Number of bits of the shortest words for which a sum of all nodes leaves the range of a word
+    with probability at most `WRAP`.
 
     Args:
         asked: number of nodes.

@@ -22,8 +22,8 @@ _ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words o
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream, as a part of its name. Runs store the values: never renumber, only
-    append.
+    """Purpose of a stream, as a part of the stream's name. Runs store these numbers: never change a
+    number, only append new ones.
 
     Example:
         >>> keys = KeyRing.from_seed(7)
@@ -79,7 +79,7 @@ class KeyRing:
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes | memoryview) -> KeyRing:
-        """A separate ring for every sequence of `facts`, as secret as this one."""
+        """A separate ring for every sequence of `facts`. It is secret if this ring is secret."""
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little"))
@@ -137,8 +137,8 @@ def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _hash_constants(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers that turn the pool of a `SeedSequence` into words, uint32 [count / 4, 4]. Each
-    row is for the four words of the pool.
+    """The constants that turn the pool of a `SeedSequence` into words, uint32 [count / 4, 4]. Each
+    row holds the constants for the four words of the pool.
     """
     full = -(-count // 4) * 4
     powers = np.cumprod(

@@ -58,7 +58,7 @@ class ReleaseObserver(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Noising:
-    """The noise of one release. It has a name for the ledger before it is added to the sum.
+    """The noise of one release. The noise has a name for the ledger before it is added to the sum.
 
     A secret ring is never used directly. The noise is drawn from a key that follows from the ring,
     the sum, the plan and, if noise is correlated over rounds, the run's earlier noise:
@@ -111,7 +111,7 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum; arguments as in `release`.
+        """The noise of this sum. The arguments are those of `release`.
 
         Raises:
             ConfigError: the sum is neither float32 nor float64.
@@ -137,8 +137,8 @@ class Noising:
         return fingerprint(self.ring, self.round, self.party, self.backend)
 
     def add_(self) -> Tensor:
-        """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE; errors as
-        for `release`.
+        """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE calling
+        this. Errors are as for `release`.
         """
         return self.source.add_(
             self.total, self.plan, self.ring, self.round, self.party, self.backend
@@ -253,8 +253,7 @@ def local_releases(
 ) -> tuple[Tensor, list[str]]:
     """Releases of several clients, each as `local_release` makes it.
 
-    On the CPU the steps of small releases cost half as much if each is done for several clients in
-    a row.
+    On the CPU, small releases cost half as much if each step is done for several clients in a row.
 
     Args:
         updates: one row for each client, [b, D]; None for clients without data, which release only

@@ -1,4 +1,4 @@
-"""The draw of a release's noise: independent, or correlated with the noise of all rounds so far.
+"""Drawing a release's noise: independent, or correlated with the noise of all rounds so far.
 
 Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of
 round r. The key rings of the past rounds are therefore the whole state, and a resumed run draws the
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-import fedlgm  # its `correlation` loads SciPy, which workers do not need
+import fedlgm  # the module `correlation` loads SciPy, which workers do not need
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError
@@ -73,8 +73,8 @@ class Independent(NoiseSource[ReleasePlan]):
         round: int,
         parties: Sequence[int],
     ) -> None:
-        """Add to each of several sums the noise that `add_` would add to it, in place. The sums
-        [rows, plan.size] are on the CPU.
+        """Add noise to several sums [rows, plan.size] on the CPU, in place. Each sum gets the noise
+        that `add_` would add to it.
 
         Raises:
             PrivacyError: the plan's noise is correlated over rounds.
@@ -104,7 +104,7 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource[R
         return plan.facts.noised_by.source() or INDEPENDENT
     if run_noise is None:
         raise PrivacyError(
-            "this round's noise follows from that of earlier rounds: pass the run's noise "
+            "this round's noise depends on the noise of earlier rounds: pass the run's noise "
             "(run_noise)"
         )
     return run_noise
@@ -164,11 +164,12 @@ class NoiseRings:
 
 
 class RunNoise:
-    """Draws a run's correlated noise round by round; starting at a later round, it draws the
-    earlier noise again.
+    """Draws a run's correlated noise round by round. If it starts at a later round, it first draws
+    the noise of the earlier rounds again.
 
     Args:
-        rings: store of the secret rings; the ring of a public seed is the same in every round.
+        rings: store of the secret rings. The ring of a public seed is not stored, because it is the
+            same in every round.
 
     Example:
         >>> from fedlgm import correlation
@@ -192,7 +193,8 @@ class RunNoise:
         different past.
 
         The same sum after different earlier releases is a different release. With the same z, the
-        difference of the two would reveal the difference of the earlier sums without noise.
+        difference of two such releases would reveal the difference of the earlier sums without
+        noise.
 
         Raises:
             RunError: the ring of an earlier round is not known.
@@ -222,8 +224,7 @@ class RunNoise:
             device: device of the draw.
 
         Raises:
-            PrivacyError: C or the size is not the same as in earlier rounds, or C has no such
-                round.
+            PrivacyError: C or the size differs from earlier rounds, or C does not cover this round.
             RunError: the ring of an earlier round is not known.
         """
         if not 1 <= round <= noise.rounds:
@@ -247,7 +248,7 @@ class RunNoise:
             stream.replay(lambda t: draw(past[t], t + 1), round - 1)
         if ring.secret:
             self._rings.keep(round, ring)
-        self._done = -1  # until the stream has this round: after an error it is made again
+        self._done = -1  # no stream until it has drawn this round: after an error it is made again
         w = stream.next(draw(ring, round))
         self._done = round
         return w
@@ -255,7 +256,8 @@ class RunNoise:
     def skip(self, round: int, ring: KeyRing) -> None:
         """Skip a round that releases nothing. Its noise is drawn when a later round depends on it.
 
-        The size of other rounds is unknown at this point, for example in a round without queries.
+        At this point the size of the other rounds may be unknown, for example if this round has no
+        queries.
 
         Args:
             round: number of the round, from 1.
@@ -268,7 +270,7 @@ class RunNoise:
             self._rings.first(round - 1)
             self._rings.keep(round, ring)
         if round <= self._done:
-            self._done = -1  # the later noise followed from another ring
+            self._done = -1  # the noise of later rounds depended on another ring
 
     def add_(
         self,
@@ -281,17 +283,15 @@ class RunNoise:
     ) -> Tensor:
         """Add sigma_j w_t to every part; see `NoiseSource.add_`.
 
-        z is drawn in every round for all layers and queries, released or not, because a layer's
-        noise continues while the layer is not released.
+        In every round, z is drawn for all layers and queries, including those that are not
+        released: the noise of a layer continues while the layer is not released.
 
         Raises:
             PrivacyError: the plan belongs to another round.
         """
         noise = plan.facts.noise
         if noise is None or plan.position != round - 1:
-            raise PrivacyError(
-                f"this plan is not that of round {round}: make plans with Method.plan"
-            )
+            raise PrivacyError(f"this plan is not for round {round}: make plans with Method.plan")
         if plan.size == 0:
             self.skip(round, ring)
             return total

@@ -1,4 +1,5 @@
-"""Code for single papers: baselines, published variants and applications, in one package per paper.
+"""Code that only one paper needs: baselines, published variants and applications, with one package
+per paper.
 
 The core does not import these modules. `fedlgm.mechanisms` names their classes and imports them on
 first use.

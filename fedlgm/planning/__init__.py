@@ -1,4 +1,4 @@
-"""What a release will be: facts of the run, layers, bounds, trust, charging and the plan itself."""
+"""Plans of releases: facts of the run, layers, bounds, trust, charging and the plan itself."""
 
 import lazy_loader
 

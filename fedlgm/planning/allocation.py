@@ -1,4 +1,4 @@
-"""Allocation rules, which spread one noise budget over the layers: one formula with many names.
+"""Allocation rules, which spread one noise budget over the layers. All rules use one formula.
 
 Every rule minimises sum_j w_j sigma_j^2 subject to sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2. In the
 solution layer j has the budget share p_j proportional to s_j sqrt(w_j) and the noise sigma_j =
@@ -24,7 +24,7 @@ Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive
 sum."""
 
-# Unnormalised share s_j * sqrt(w_j), with the weight w_j of the objective it comes from.
+# Unnormalised share s_j * sqrt(w_j), where w_j is the weight in the rule's objective.
 _SHARES: Registry[Rule] = Registry(
     "allocation",
     {
@@ -39,8 +39,8 @@ _SHARES: Registry[Rule] = Registry(
 )
 
 MECHANISMS: Registry[Any] = Registry("mechanism")
-"""The mechanisms that are not rules, by name. `fedlgm.mechanisms` fills this registry, and no rule
-may have one of its names.
+"""The mechanisms that are not rules, by name. `fedlgm.mechanisms` fills this registry. No rule may
+have the name of a mechanism in it.
 """
 
 
@@ -59,8 +59,8 @@ def register(name: str, rule: Rule) -> None:
     """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of
     the bundled rules.
 
-    The workers of a study or of an engine get the rule from this process. In a recipe that others
-    run, name it as "package.module:function" instead.
+    The workers of a study or of an engine get the rule from this process. In a recipe that other
+    people run, name the rule as "package.module:function" instead.
 
     Args:
         name: a new name.
@@ -142,8 +142,8 @@ def allocate(
         noise_multiplier: sigma_* > 0 of the whole release.
 
     Returns:
-        float64 [K]; `inf` where a layer gets no share and must not be released ("max-snr-sum" keeps
-        only the smallest layer, the first one if several are smallest).
+        float64 [K]; `inf` where a layer gets no share and must not be released. ("max-snr-sum"
+        releases only the smallest layer, or the first of several smallest layers.)
 
     Raises:
         ConfigError: the strategy is unknown, or the arguments do not fit.
@@ -226,7 +226,7 @@ def floor_digits(value: float, digits: int) -> float:
 
 
 def _check_lengths(least: int, **vectors: np.ndarray) -> None:
-    """Refuse two arrays that are not vectors of one length, at least `least`."""
+    """Refuse two arrays unless both are vectors of the same length, which is at least `least`."""
     (first, left), (second, right) = vectors.items()
     if left.ndim != 1 or left.shape != right.shape or left.size < least:
         raise ConfigError(

@@ -1,4 +1,6 @@
-"""The rounds of each unit under random allocation: a secret draw without replacement."""
+"""Random allocation: a secret draw, without replacement, of the rounds in which each unit takes
+part.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ class Allocator:
 
     A unit that took part c times in the block's rounds so far takes part in the next round with
     probability (k - c) / (rounds left). So its k rounds are uniform among all sets of k rounds, and
-    independent of other units' rounds. A round's draw follows from the numbers of its block alone:
-    any process draws the same, in any order of the rounds.
+    independent of other units' rounds. A round's draw depends only on the uniform numbers of its
+    block, so every process draws the same units, in any order of the rounds.
 
     Attributes:
-        participations: rounds k of a block in which a unit takes part.
-        block: rounds of a block.
-        uniform: uniform numbers in [0, 1) of all units for a round (from 1), float64 [units]; equal
-            at every call, independent between rounds, and secret.
+        participations: number k of rounds of a block in which a unit takes part.
+        block: number of rounds of a block.
+        uniform: uniform numbers in [0, 1) of all units for a round (from 1), float64 [units]; they
+            are equal at every call, independent between rounds, and secret.
 
     Example:
         >>> numbers = lambda round: np.random.default_rng(round).random(4)
@@ -37,16 +39,16 @@ class Allocator:
     participations: int
     block: int
     uniform: Callable[[int], np.ndarray]
-    _after: int = field(default=0, repr=False)  # rounds of one block that `_taken` counts
+    _after: int = field(default=0, repr=False)  # rounds of the block that are counted in `_taken`
     _taken: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, sampling: Sampling, uniform: Callable[[int], np.ndarray]) -> Allocator:
-        """The draws of an allocation, which has a block."""
+        """The draws of a sampling scheme with random allocation."""
         return cls(sampling.participations or 0, sampling.block or 1, uniform)
 
     def draw(self, round: int) -> np.ndarray:
-        """Whether each unit takes part in a round (from 1), bool [units]."""
+        """For each unit, whether it takes part in a round (from 1), bool [units]."""
         first = round - (round - 1) % self.block
         if self._taken is None or not first - 1 < self._after < round:
             self._after, self._taken = first - 1, None

@@ -1,7 +1,7 @@
-"""The rule by which a run's rounds are charged: one by one, or as parts of one mechanism.
+"""How a run's rounds are charged: one by one, or as parts of one mechanism.
 
-`fedlgm.noise.run_noise` determines separately how noise is drawn. For example, independent noise
-under cyclic sampling is drawn round by round, and charged as one mechanism.
+How noise is drawn is a separate question, which `fedlgm.noise.run_noise` answers. For example,
+independent noise under cyclic sampling is drawn round by round, but charged as one mechanism.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SECRET = {
     "example": "which examples a round draws stays secret",
     "step": "which of its examples a client's step draws stays secret",
 }
-"""The secret on which amplification by sampling rests, if a unit is not a whole participant."""
+"""The secret on which amplification by sampling depends, if the unit is an example."""
 _PARTICIPATION = {
     True: "every client is in one of {b} groups for the whole run, and who takes part in a group's "
     "round stays secret",
     False: "nobody takes part twice within {b} rounds; who takes part when may be known",
 }
-"""Participation in a run that is one mechanism. The key says whether secret draws amplify the
-run.
+"""Condition on participation in a run that is one mechanism. The key says whether secret draws
+amplify the run.
 """
 
 
 class _Plan(views.Plan, Protocol):
-    """The numbers of a plan that its charge reads (`fedlgm.planning.plan.ReleasePlan`)."""
+    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that its charge uses."""
 
     @property
     def place(self) -> int:
@@ -45,7 +45,9 @@ class _Plan(views.Plan, Protocol):
 
 
 class _Mechanism(Protocol):
-    """The methods of a mechanism by which its run is charged (`fedlgm.mechanisms.Mechanism`)."""
+    """The methods of a mechanism (`fedlgm.mechanisms.Mechanism`) that the charge of its run
+    uses.
+    """
 
     @property
     def name(self) -> str:
@@ -55,7 +57,7 @@ class _Mechanism(Protocol):
         """Cost of each round relative to a release at the run's multiplier."""
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run that is charged as one mechanism if it is not supported."""
+        """Refuse a run that is charged as one mechanism if the mechanism does not support this."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ class Process:
     facts: RunFacts
 
     def run_events(self) -> list[tuple[privacy.DpEvent, int]]:
-        """Events of all rounds of the run that can contain one unit's data, if every round has the
-        facts' multiplier.
+        """Events of the run's rounds that can contain one unit's data, assuming that every round
+        has the facts' multiplier.
         """
         facts = self.facts
         multiplier = facts.noise_multiplier / facts.moved
@@ -84,7 +86,9 @@ class Process:
 
     @property
     def joint(self) -> bool:
-        """Whether several rounds are one mechanism, so that a run keeps its draws and its noise."""
+        """Whether several rounds are one mechanism. If so, the run must keep its draws and its
+        noise.
+        """
         return False
 
     @property
@@ -93,9 +97,7 @@ class Process:
         return None
 
     def needs(self, unit: Unit) -> str:
-        """Further conditions of the guarantee, in addition to bounds and noise; empty if there are
-        none.
-        """
+        """Conditions of the guarantee in addition to bounds and noise; empty if there are none."""
         if self.facts.accounted_rate == 1:
             return ""
         return _SECRET.get(
@@ -116,26 +118,27 @@ class Process:
             or not {"trainer", "replace-one"} & {plan.bounded_by, self.facts.relation}
         ):
             raise PrivacyError(
-                "overlap above 1: the joint cost of a person at several clients is known for "
-                "Gaussian noise, with relation 'replace-one' or for single examples (without a "
-                "person's rows a client sends another update): choose these"
+                "overlap above 1: the joint cost of a person at several clients is known "
+                "for Gaussian noise, and only with relation 'replace-one' or for single examples "
+                "(without a person's rows a client sends another update): choose such a setting"
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged. Only an empty round without charged rounds before it
-        (`before()`) is free.
+        """Whether a round is charged. Only a round that releases nothing is free, and only if no
+        earlier round was charged (`before()`).
         """
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
-        """Position in the run that the plan after `rounds` rounds states."""
+        """The position in the run that a plan states if it follows `rounds` rounds."""
         return None
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
         """Smallest sigma_* that meets the facts' budget.
 
         Args:
-            levels: noise level relative to sigma_* -> number of releases; None if all have level 1.
+            levels: noise level relative to sigma_* -> number of releases; None if all releases have
+                level 1.
         """
         facts, (epsilon, delta) = self.facts, self.facts.budget()
         rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
@@ -195,8 +198,8 @@ class Process:
 
 
 class Joint(Process):
-    """Rounds that are parts of one mechanism: their noise is planned for all of them, and the cost
-    of a round depends on its position.
+    """Rounds that are parts of one mechanism. Noise is planned for all of these rounds together,
+    and the cost of a round depends on its position.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -227,16 +230,16 @@ class Joint(Process):
         if plan.effective_multiplier < self.facts.least_multiplier:
             raise PrivacyError(
                 "a run is one mechanism only if no round has less noise than was planned for the "
-                f"run: this plan has a multiplier of {plan.effective_multiplier:g}, and the run "
+                f"run: this plan has the multiplier {plan.effective_multiplier:g}, but the run has "
                 f"{self.facts.noise_multiplier:g}"
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Always true, because the cost is the cost of all rounds together."""
+        """Always true, because the cost covers all rounds together."""
         return True
 
     def position(self, rounds: int) -> int:
-        """The number of rounds before it."""
+        """The number of earlier rounds."""
         return rounds
 
 
@@ -257,7 +260,7 @@ class OneMechanism(Joint):
         return privacy.whole_run.whole_run(self.facts)
 
     def needs(self, unit: Unit) -> str:
-        """The restriction of participation."""
+        """The condition on participation."""
         return _PARTICIPATION[self.facts.accounted_rate < 1].format(
             b=self.facts.sampling.separation
         )
@@ -267,7 +270,7 @@ class OneMechanism(Joint):
         return self.run.events(self.facts.least_multiplier, self.facts.rounds)
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
-        """The same multiplier for every round."""
+        """The noise multiplier, which is the same for every round."""
         return self.run.calibrate(*self.facts.budget(), self.facts.accountant)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
@@ -290,8 +293,8 @@ class Allocated(Joint):
     Every block is one mechanism, and its first round is charged for the whole block.
 
     The releases of a block's first rounds are a part of the releases of the whole block, and cost
-    no more. The other rounds are charged nothing. Blocks compose, because their draws are
-    independent.
+    no more than the whole block. The other rounds of a block are not charged. Blocks compose,
+    because their draws are independent.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -317,7 +320,7 @@ class Allocated(Joint):
         return [(self._block(), self.blocks)]
 
     def needs(self, unit: Unit) -> str:
-        """The secret draws."""
+        """The condition that the draws stay secret."""
         taken, rounds = self.allocation
         return (
             f"every {unit} takes part in {taken} of each {rounds} rounds, and in which ones stays "
@@ -325,7 +328,7 @@ class Allocated(Joint):
         )
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
-        """The same multiplier for every round."""
+        """The noise multiplier, which is the same for every round."""
         facts, (epsilon, delta) = self.facts, self.facts.budget()
         multiplier = privacy.accounting.calibrate_levels(
             {1.0: self.blocks},
@@ -345,8 +348,8 @@ class Allocated(Joint):
         """The cost of one more release for a unit that takes part in it for certain.
 
         Given the first release of a round, the second one multiplies the likelihood ratio of some
-        of the unit's draws by a factor W of mean 1. A ratio that W multiplies as a whole is larger
-        in convex order, and it is the ratio of a certain participation.
+        of the unit's draws by a factor W of mean 1. If W multiplies the whole ratio instead, the
+        result is larger in convex order. It is the ratio of a participation that is certain.
         """
         return self._gaussian()
 
@@ -373,7 +376,7 @@ class Allocated(Joint):
 
 
 def of(facts: RunFacts) -> Process:
-    """The rule by which a run's rounds are charged: one by one if noise is independent and a
+    """How a run's rounds are charged. They are charged one by one if noise is independent and a
     client's rounds do not depend on each other.
 
     Example:

@@ -16,8 +16,8 @@ from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
-"""Least bound other than 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only
-to 5e-15."""
+"""Least bound above 0. The squares of float32 numbers below 1e-19 vanish, so a norm has an error of
+up to 5e-15."""
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -41,7 +41,7 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
     Args:
         bound: total l2 bound S.
         norms: m_j >= 0, [K].
-        floor: no layer's bound falls below this share of S / sqrt(K) before normalisation.
+        floor: least bound of a layer before normalisation, as a share of S / sqrt(K).
 
     Raises:
         ConfigError: the bound is not finite and positive, or the floor is outside [0, 1].
@@ -84,7 +84,7 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 
 
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Layer norms of a released mean update after subtracting the expected energy of the noise,
+    """Layer norms of a released mean update, without the expected squared norm of the noise,
     float64 [K].
 
     m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
@@ -107,7 +107,7 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Share of each layer's energy in a released mean that is not noise, float64 [K]; 0 where
+    """Share of each layer's squared norm in a released mean that is not noise, float64 [K]; 0 where
     nothing was released.
 
     Args:
@@ -127,8 +127,8 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
-    """Squared norm of each layer of a released mean, and the expected part of the noise in this
-    norm; 0 if not released.
+    """Squared norm of each layer of a released mean, and the expected squared norm of the noise in
+    it; 0 for layers that are not released.
     """
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.
@@ -143,12 +143,12 @@ def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.nd
 def next_quantile_bounds(
     clip: np.ndarray, below: np.ndarray, bound: float, target: float, rate: float
 ) -> np.ndarray:
-    """Adaptive per-layer bounds for the next round from released shares of unclipped clients,
-    float64 [K].
+    """Adaptive per-layer bounds for the next round, float64 [K]. They follow the released shares of
+    clients that were not clipped.
 
-    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than `target` of
-    the clients stay below their bound, the bound shrinks (Andrew et al. 2021, Algorithm 1, per
-    layer).
+    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than a share
+    `target` of the clients stay below a layer's bound, this bound shrinks (Andrew et al. 2021,
+    Algorithm 1, per layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.
@@ -176,10 +176,10 @@ class Scaling(Protocol):
     """Factors of the layers' gradients of examples, for mechanisms that bound examples
     (`mechanisms.BoundsExamples`).
 
-    A user's scaling is called with one example at a time (n = 1), and its factors are cut to its
-    bounds (see `one_by_one`).
+    A user's scaling is called with one example at a time (n = 1), and the factors are reduced where
+    they exceed the scaling's bounds (see `one_by_one`).
 
-    A scaling that bounds another norm than l2 has an attribute `norm` (see
+    A scaling that bounds a norm other than l2 has an attribute `norm` (see
     `fedlgm.training.example_level.norms`).
 
     Example:
@@ -202,4 +202,4 @@ class Scaling(Protocol):
 
     @property
     def bound(self) -> float:
-        """l2 bound of one example's whole contribution; `inf` if there is none."""
+        """l2 bound of one example's whole contribution; `inf` if there is no bound."""

@@ -1,4 +1,4 @@
-"""Noise in shares: each node adds a part of it, and the server sees only the noised sum.
+"""Noise in shares: each node adds a part of the noise, and the server sees only the noised sum.
 
 The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is
 complete; a simulation adds plain integers, which gives the same sum.
@@ -30,11 +30,12 @@ _TOLERANCE = 1 + 1e-6
 
 @dataclass(frozen=True)
 class NoisedInShares(NoisedByClients):
-    """The nodes add the noise together. A single message is not private; a sum of
-    `Shares.threshold` or more is.
+    """The nodes add the noise together. A single message is not private, but a sum of at least
+    `Shares.threshold` messages is.
 
     Attributes:
-        shares: the run's threshold and colluders; None for the trust model alone.
+        shares: the run's threshold and colluders; None if the object describes the trust model
+            without a run.
 
     Example:
         >>> who = NOISED_BY["distributed"].of(Shares(20, 3))
@@ -55,7 +56,7 @@ class NoisedInShares(NoisedByClients):
     shares: Shares | None = None
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same with the run's shares.
+        """The same trust model with the run's shares.
 
         Raises:
             ConfigError: `shares` is None.
@@ -68,7 +69,7 @@ class NoisedInShares(NoisedByClients):
         return NoisedInShares(shares)
 
     def noises_in_sum(self, contributors: float) -> float:
-        """The number of contributors, each of which adds a share."""
+        """The number of contributions, because each contributor adds a share."""
         return contributors / self._shares.honest
 
     def limit(self, part: Part, family: Family) -> float:
@@ -86,8 +87,8 @@ class NoisedInShares(NoisedByClients):
         sampling = facts.sampling
         if facts.steps is not None:
             raise ConfigError(
-                "trust 'distributed' protects whole clients, whose rounds are one sum each: "
-                "example-level steps would each be a sum; use privacy.unit = 'client'"
+                "trust 'distributed' protects whole clients, with one sum in each round; every "
+                "example-level step would be a sum of its own: use privacy.unit = 'client'"
             )
         if sampling.scheme != "fixed" and sampling.rate < 1:
             raise ConfigError(
@@ -122,13 +123,14 @@ class NoisedInShares(NoisedByClients):
             )
         if plan.bounded_by != "aggregator":
             raise ConfigError(
-                "trust 'distributed' rounds bounded clients: this plan's trainer bounds other units"
+                "trust 'distributed' needs contributions that the sum bounds, but this plan's "
+                "trainer bounds other units"
             )
         if plan.size:
             IntegerGrid.of(plan)
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """The problem if the run counts on too many honest nodes or its cohort is too small."""
+        """The problem, if the run assumes too few colluders or its cohort is too small."""
         if self._shares.colluders < max_colluders:
             return (
                 f"noise that suffices against {self._shares.colluders} colluders; this node wants "
@@ -142,8 +144,8 @@ class NoisedInShares(NoisedByClients):
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Require one multiplier for all rounds, because only the facts state the second
-        epsilon.
+        """Require the same multiplier in all rounds, because the second epsilon is computed from
+        the facts alone.
 
         Raises:
             ConfigError: the rounds' costs differ.
@@ -159,8 +161,8 @@ class NoisedInShares(NoisedByClients):
         return self._shares.law.event(multiplier)
 
     def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian multiplier, or slightly more if the law of the shares costs more; relative
-        accuracy 1e-6.
+        """The Gaussian multiplier, or a slightly larger multiplier if the law of the shares costs
+        more, to a relative accuracy of 1e-6.
         """
         if within(gaussian):
             return gaussian
@@ -175,8 +177,8 @@ class NoisedInShares(NoisedByClients):
         return IntegerShares()
 
     def open_sum(self, total: Sum) -> Tensor:
-        """The sum in the model's units; zeros if fewer nodes than the threshold answered, because
-        the round is then void.
+        """The sum in the model's units. If fewer nodes than the threshold answered, the round is
+        void and the sum is zero.
         """
         if total.count < self._shares.threshold:
             return torch.zeros_like(total.total)
@@ -206,8 +208,8 @@ class NoisedInShares(NoisedByClients):
         return _open_sum(total, plan)
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
-        """The server and the readers. The server knows who takes part, and it knows its colluders'
-        noise. Readers know neither.
+        """The server and the readers. The server knows who takes part, and knows the noise of its
+        colluders. Readers know neither of these.
         """
         shares, event = (
             self._shares,
@@ -252,7 +254,7 @@ class NoisedInShares(NoisedByClients):
         """Epsilon after some rounds against readers of released models who are not nodes.
 
         Such readers do not see who took part. The releases hold the noise of all nodes that
-        answered, at least the threshold.
+        answered, which are at least as many as the threshold.
         """
         return _readers_epsilon(
             self._shares,
@@ -265,8 +267,8 @@ class NoisedInShares(NoisedByClients):
         )
 
     def against(self, facts: Facts) -> str:
-        """The adversaries against whom each of the two epsilons holds, and the second epsilon
-        itself, so that the first is never stated without it.
+        """The adversaries against whom the two epsilons hold, with the second epsilon, so that the
+        first epsilon is never stated alone.
         """
         said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
@@ -313,7 +315,7 @@ def _readers_epsilon(
     multiplier = noise_multiplier * math.sqrt(shares.threshold / shares.honest)
     event = shares.law.event(multiplier / SENSITIVITY_FACTOR[relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
-    # draws of clients at their cap are not independent of earlier draws
+    # for clients with a cap, later draws are not independent of earlier draws
     if rate == 1 or releases < rounds:
         return every
     # amplification is known only for noise with the divergences of Gaussian noise
@@ -331,8 +333,8 @@ def _readers_epsilon(
 
 
 class IntegerShares:
-    """Draws a client's share: the bounded contribution becomes whole numbers with noise, kept in
-    float64.
+    """Draws a client's share of the noise. The bounded contribution becomes whole numbers with
+    noise, which are kept in float64.
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-import fedlgm  # its `correlation` loads SciPy, which workers do not need
+import fedlgm  # the module `correlation` loads SciPy, which workers do not need
 from fedlgm.checks import (
     BelowOne,
     Count,
@@ -41,7 +41,7 @@ class LocalTraining:
     Attributes:
         optimizer: "sgd" (with `momentum`) or "adam"; its state is reset in every round.
         lr: learning rate.
-        momentum: for "sgd".
+        momentum: momentum of "sgd".
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
         gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does
@@ -80,14 +80,14 @@ class LocalTraining:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form. A decay that is not set is left out, so that older records stay equal."""
+        """JSON form. It omits a decay that is not set, so that the form equals older records."""
         return {
             name: value
             for name, value in asdict(self).items()
             if (name, value) != ("weight_decay", None)
         }
 
-    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of this
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of this form
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
@@ -116,8 +116,7 @@ class LocalSteps:
 
     Attributes:
         count: steps k of a round.
-        rate: probability q in (0, 1] with which each of the client's examples enters a step's
-            batch.
+        rate: probability q in (0, 1] that an example of the client enters a step's batch.
         batch: divisor B of a step's noisy sum; never the realised size of the batch.
 
     Raises:
@@ -146,8 +145,8 @@ class RunFacts:
     Attributes:
         noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2
             bound. Adding or removing a unit moves the sum by one bound, and replacing a unit moves
-            it by two, so replace-one needs twice the sigma_* for the same cost. The multiplier is 0
-            before calibration and for runs without privacy.
+            the sum by two bounds, so replace-one needs twice the sigma_* for the same cost. The
+            multiplier is 0 before calibration and for runs without privacy.
         sampling: rule that chooses the participants of a round: clients, or examples if a round is
             one step on sampled examples (example level under central trust).
         relation: neighbouring relation: "add-remove", "replace-one" or "zero-out".
@@ -163,9 +162,9 @@ class RunFacts:
             otherwise None.
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.
-        shares: the clients whose noise counts under distributed trust; otherwise None.
-        assumes: assumptions of the guarantee about a user's model or code that the library cannot
-            prove, as the end of a sentence ("conditional on ..."); empty if all is proven.
+        shares: under distributed trust, the clients whose noise counts; otherwise None.
+        assumes: assumptions of the guarantee about a user's model or code. The library cannot prove
+            them. They are the end of a sentence ("conditional on ..."), or empty if there are none.
         overlap: largest number K of clients at which one person has data. With more than one
             client, the run's epsilon is the epsilon of a person at all of them ("One person at up
             to K nodes, jointly" in docs/proofs/units.md); plans that protect whole clients then
@@ -262,9 +261,9 @@ class RunFacts:
         """Sampling rate that amplifies privacy: the rate of the local steps if there are any;
         otherwise q under central trust and 1 under local trust.
 
-        The recipient of a client's noisy update knows that the client takes part, but not which of
-        its examples do. For schemes with a separation the rate is the probability of the draw
-        within a group, or 1 without such a draw.
+        The recipient of a client's noisy update knows that the client takes part, but does not know
+        which of the client's examples take part. For schemes with a separation the rate is the
+        probability of the draw within a group, or 1 without such a draw.
         """
         if self.overlap > self.copies:
             return self.sampling.rate_of_any(self.overlap)
@@ -274,21 +273,22 @@ class RunFacts:
 
     @property
     def copies(self) -> int:
-        """Number of a person's releases, each with its own noise, for one release of each client.
-        This is the number of the person's clients if each client adds its own noise, and otherwise
-        1.
+        """Number of a person's releases with separate noise, if each client makes one release. This
+        is the number of the person's clients if each client adds its own noise, and otherwise 1.
         """
         return self.overlap if self.noised_by.uploads_released else 1
 
     @property
     def moved(self) -> float:
-        """Number of one client's bounds by which a neighbour moves a noisy sum."""
+        """How far a neighbouring data set can move a noisy sum, as a multiple of one client's
+        bound.
+        """
         return SENSITIVITY_FACTOR[self.relation] * self.overlap / self.copies
 
     @property
     def least_multiplier(self) -> float:
-        """Smallest effective multiplier of a round, at which all rounds of a run that is one
-        mechanism are charged.
+        """Smallest effective multiplier of a round. If a run is one mechanism, all of its rounds
+        are charged at this multiplier.
 
         It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded
         down.
@@ -302,8 +302,8 @@ class RunFacts:
 
     @property
     def noisy_sums(self) -> int:
-        """Largest number of noisy sums that can contain one unit's data: releases times local
-        steps, at each of a person's clients.
+        """Largest number of noisy sums that can contain one unit's data: the product of releases,
+        local steps, and the person's clients with separate noise.
         """
         return self.releases * self.noisy_steps * self.copies
 
@@ -312,8 +312,8 @@ class RunFacts:
         return replace(self, noise_multiplier=noise_multiplier)
 
     def assuming(self, *conditions: str) -> RunFacts:
-        """The same facts, with these conditions as further assumptions of the guarantee. Empty
-        conditions and repetitions add nothing.
+        """The same facts, with these conditions as further assumptions of the guarantee. Empty and
+        repeated conditions are omitted.
 
         Example:
             >>> facts = RunFacts(1.0, Sampling("poisson", 100, 0.1))

@@ -1,4 +1,4 @@
-"""One common cap on the norms of a client's layers, as high as the bound of the whole update
+"""A common cap on the norms of a client's layers. It is as high as the bound of the whole update
 permits.
 
 An update belongs to one client, so any function of the update may replace it before the plan bounds
@@ -46,19 +46,20 @@ def level(squares: Tensor, bound: float) -> Tensor:
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
     levels = (bound**2 - within) / sharing
-    # Of the levels that do not exceed the smallest layer above them, the largest cuts only layers
-    # above it.
+    # Consider the levels that do not exceed the smallest of the layers they cut. The largest of
+    # these levels cuts exactly the layers above it.
     levels = torch.where(levels <= ordered, levels, 0.0).amax(dim=1).sqrt()
     total = squares.sum(dim=1)
     return torch.where((total > bound**2) & total.isfinite(), levels, torch.inf)
 
 
 def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """Updates [b, D] with no layer above its update's `level`; values that are not finite stay.
+    """Updates [b, D] in which no layer's norm exceeds the update's `level`. Values that are not
+    finite do not change.
 
     Args:
         updates: clients' raw updates, which are not changed.
-        squares: squared l2 norms of their layers, [b, K].
+        squares: squared l2 norms of the updates' layers, [b, K].
         sizes: coordinates of the layers.
         bound: l2 bound S of the whole update.
 

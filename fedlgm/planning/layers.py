@@ -19,8 +19,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.libraries import Tensor, torch
 
-_CHUNK = 128  # elements that float32 adds up, in any order, with a relative error below 128 / 2^24
-# as `peft` and `fedlgm.training.models.adapters` name them
+_CHUNK = 128  # elements; float32 sums of them have a relative error below 128 / 2^24, in any order
+# names of LoRA factors in `peft` and `fedlgm.training.models.adapters`
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")
 SAFETY = 1 - 2.0**-16
 """Layers are cut to this share of their bounds, so that rounding in a norm and a product cannot
@@ -30,13 +30,13 @@ raise a layer above its bound.
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter tensor's place in the flat vector.
+    """The range of one parameter tensor in the flat vector.
 
     Attributes:
         name: name of the parameter, as in `named_parameters`.
         shape: shape of the tensor.
-        offset: index of its first coordinate in the flat vector.
-        size: number of its coordinates.
+        offset: index of the first coordinate in the flat vector.
+        size: number of coordinates.
 
     Example:
         >>> [(slot.name, slot.shape, slot.offset) for slot in LayerTable.from_module(torch.nn.Linear(4, 3)).slots()]
@@ -55,10 +55,10 @@ class Layer:
 
     Attributes:
         name: name of the layer.
-        slots: its parameter tensors, in flat order.
-        offset: index of its first coordinate in the flat vector.
-        size: number d_j of its coordinates.
-        parts: sizes of the layers that were merged into it; empty for a layer of a model.
+        slots: parameter tensors of the layer, in flat order.
+        offset: index of the first coordinate in the flat vector.
+        size: number d_j of coordinates.
+        parts: sizes of the layers that were merged into this layer; empty for a layer of a model.
 
     Example:
         >>> wide, narrow = LayerTable.from_sizes({"wide": 8, "narrow": 2}).layers
@@ -75,7 +75,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The layers of a model and their places in one flat float32 vector [D] of all trained
+    """The layers of a model and their ranges in one flat float32 vector [D] of all trained
     parameters.
 
     Make a table with `LayerTable.from_module(model)`.
@@ -91,8 +91,8 @@ class LayerTable:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        # A mechanism's own table could otherwise put one layer's numbers under the noise of
-        # another.
+        # Otherwise a table that a mechanism builds could add one layer's noise to another layer's
+        # numbers.
         end = 0
         for layer in self.layers:
             start = end
@@ -122,8 +122,8 @@ class LayerTable:
             group_by: "module" puts the tensors of one module (weight and bias) into one layer,
                 "tensor" makes every tensor a layer, "all" makes one layer of the whole model. For
                 adapters (LoRA), "adapter" makes a layer of each adapted matrix, "factor" makes a
-                layer of each of its factors, and "kind" makes three layers: all A, all B, and the
-                rest. A function maps a parameter's name to its layer's name. If `module` itself
+                layer of each factor of an adapter, and "kind" makes three layers: all A, all B, and
+                the rest. A function maps a parameter's name to its layer's name. If `module` itself
                 holds several tensors, they are the layer "model".
 
         Raises:
@@ -200,8 +200,8 @@ class LayerTable:
         return int(self.offsets[-1])
 
     def as_single_layer(self) -> LayerTable:
-        """The same vector as a single layer, for the flat Gaussian mechanism; it keeps these
-        layers' sizes.
+        """The same vector as a single layer, for the flat Gaussian mechanism. The layer keeps the
+        sizes of the merged layers (`parts`).
         """
         slots = tuple(slot for layer in self.layers for slot in layer.slots)
         parts = tuple(size for layer in self.layers for size in layer.parts or (layer.size,))
@@ -247,7 +247,8 @@ class LayerTable:
         """Move the module's float32 parameters into one new flat vector [D]. They share this vector
         from now on.
 
-        Afterwards writing the returned vector writes the module, and reading it needs no copy.
+        Afterwards a change of the returned vector changes the module, and reading the vector needs
+        no copy.
 
         Raises:
             ConfigError: a parameter is not float32 (use `flatten` and `load_`, which convert).
@@ -266,8 +267,8 @@ class LayerTable:
         return flat
 
     def squared_norms(self, flat: Tensor) -> Tensor:
-        """Squared l2 norm of each layer, float64 [K] for `flat` [D]; NaN or Inf where the layer
-        holds one.
+        """Squared l2 norm of each layer, float64 [K] for `flat` [D]; NaN or Inf if the layer holds
+        NaN or Inf.
         """
         self._check(flat)
         squares = [_squared_norm(layer) for layer in self.split(flat.to(torch.float32))]
@@ -309,8 +310,8 @@ def factor_of(name: str) -> str | None:
 
 
 def adapted_layer(name: str) -> str:
-    """Name of the layer to which a parameter's adapter belongs, or of the parameter's module if
-    there is no adapter.
+    """Name of the layer to which a parameter's adapter belongs. Without an adapter, it is the name
+    of the parameter's module.
 
     Example:
         >>> adapted_layer("h.0.attn.lora_A.default.weight"), adapted_layer("head.weight")
@@ -321,8 +322,8 @@ def adapted_layer(name: str) -> str:
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
-    """The array, made read-only: a mechanism that sorted the sizes would move noise to other
-    layers' coordinates.
+    """The array, made read-only. Otherwise a mechanism that sorted the sizes in place would move
+    noise to other layers' coordinates.
     """
     array.setflags(write=False)
     return array
@@ -359,8 +360,8 @@ def _chunks(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """Squared norm, in Python's numbers where possible. Every call of PyTorch would take some
-    microseconds for each layer and client.
+    """Squared norm, computed with Python's numbers where possible, because every call of PyTorch
+    takes some microseconds for each layer and client.
     """
     full_size = vector.shape[0] - vector.shape[0] % _CHUNK
     rest = float(torch.linalg.vector_norm(vector[full_size:]))

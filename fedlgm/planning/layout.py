@@ -18,8 +18,8 @@ from fedlgm.training.inputs import Inputs
 
 
 def prefer_channels_last_(module: nn.Module) -> list[RemovableHandle]:
-    """Make a model's convolutions return channels-last activations, in place. Removing the handles
-    ends this.
+    """Make a model's convolutions return channels-last activations, in place, until the returned
+    handles are removed.
 
     torch's max-pooling is vectorised only in this layout; models without max-pooling are slower in
     it. Weights keep their layout, so they can stay views of a flat vector, and the model's results
@@ -39,7 +39,7 @@ def on_cpu(module: nn.Module) -> bool:
 
 @contextmanager
 def laid_out(module: nn.Module, like: Inputs) -> Iterator[None]:
-    """The layout that is faster for inputs like these [n, ...], inside the block."""
+    """Use, inside the block, the layout that is faster for inputs like these [n, ...]."""
     handles = prefer_channels_last_(module) if on_cpu(module) and _has_pooling(module, like) else []
     try:
         yield
@@ -52,7 +52,7 @@ _SEEN: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()
 
 
 def _has_pooling(module: nn.Module, like: Inputs) -> bool:
-    """`pools_maxima`, computed once for a model and a shape of inputs."""
+    """The result of `pools_maxima`, computed once for a model and a shape of inputs."""
     kind = inputs.each(lambda part: (part.shape[1:], part.dtype), like)
     if _SEEN.get(module, (None, False))[0] != kind:
         _SEEN[module] = kind, pools_maxima(module, like)

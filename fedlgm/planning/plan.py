@@ -52,8 +52,8 @@ class ReleasePlan:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
         sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not
-            released. Under central trust this is the noise of the SUM, under local trust the noise
-            that each client adds.
+            released. Under central trust this is the noise of the SUM. Under local trust it is the
+            noise that each client adds.
         facts: sampling, relation, trust and the other public facts of the run.
         guarantee: status of the privacy claim, in words.
         family: "gaussian" or "laplace".
@@ -61,18 +61,17 @@ class ReleasePlan:
             Default: the layers with finite noise.
         queries: auxiliary queries of the same release.
         bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's
-            update. "trainer": the trainer bounds each unit, such as an example, before it adds them
-                up. The sum refuses a mismatch.
-        claim: the charge that the method's authors would state for the round, if it differs from
-            `event`.
-        position: number of earlier rounds, in runs whose rounds are not charged one by one; see
-            `Method.plan`.
+            update. "trainer": the trainer bounds each unit, such as an example, before it adds up
+            the units. The sum refuses a mismatch.
+        claim: the charge that the method's authors would state for the round, if their charge
+            differs from `event`.
+        position: number of earlier rounds, if rounds are not charged one by one; see `Method.plan`.
         notes: public figures that explain the plan, by name, each [K]; they are logged, and clients
             do not get them.
-        freezes: whether clients leave layers that are not released untrained. The proof does not
-            depend on it.
-        fills: sizes of the parts of an update that `fedlgm.planning.filling` levels before the
-            bound of the only layer applies; empty for none. The proof does not depend on them.
+        freezes: whether clients train only the released layers. The proof does not depend on it.
+        fills: sizes of the layers whose norms `fedlgm.planning.filling` cuts to a common level
+            before the update is bounded as one layer; empty if norms are not cut. The proof does
+            not depend on them.
 
     Raises:
         ConfigError: a number is outside its range, or has another shape.
@@ -106,8 +105,8 @@ class ReleasePlan:
     """Whether the event belongs to a private release; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
-        # These are copies. If a view of an array or tensor changed later, the bounds would differ
-        # from the charged ones.
+        # These are copies. If they were views, a later change of an array or tensor would change
+        # the bounds after the charge.
         clip, sigma = np.array(self.clip, dtype=np.float64), np.array(self.sigma, dtype=np.float64)
         released = (
             np.isfinite(sigma) if self.released is None else np.array(self.released, dtype=bool)
@@ -150,14 +149,14 @@ class ReleasePlan:
     def _check_fills(self) -> None:
         if len(self.layers) != 1 or self.bounded_by != "aggregator" or self.family != "gaussian":
             raise ConfigError(
-                "water-filling levels a client's raw update under one l2 bound of the whole update"
+                "water-filling needs raw updates of clients and one l2 bound of the whole update"
             )
         if (
             any(type(size) is not int or size < 1 for size in self.fills)
             or sum(self.fills) != self.layers.size
         ):
             raise ConfigError(
-                f"the sizes of levelled parts must sum to {self.layers.size}, got {self.fills}"
+                f"the layer sizes in fills must sum to {self.layers.size}, got {self.fills}"
             )
 
     def _check_protection(self) -> None:
@@ -200,7 +199,9 @@ class ReleasePlan:
 
     @cached_property
     def streams(self) -> tuple[int, ...]:
-        """Numbers of the parts' noise streams: the layers', then one for each query."""
+        """Numbers of the parts' noise streams: one for each released layer, then one for each
+        query.
+        """
         return (
             *(int(j) for j in self.indices),
             *(len(self.layers) + i for i in range(len(self.queries))),
@@ -213,19 +214,19 @@ class ReleasePlan:
 
     @cached_property
     def bounds(self) -> tuple[float, ...]:
-        """`clip` in Python's numbers, with which a trainer's bounds are compared."""
+        """`clip` as Python's numbers, for comparison with a trainer's bounds."""
         return tuple(self.clip.tolist())
 
     @cached_property
     def columns(self) -> tuple[slice, ...]:
-        """Released columns of a whole update [D] that is followed by the answers to the queries; in
-        order.
+        """The released columns, in order, of a vector that holds a whole update [D] and then the
+        answers to the queries.
         """
         ends, slices = [*self.layers.offsets.tolist(), None], []
         for released, run in itertools.groupby(
             range(len(ends) - 1), key=[*self.released, True].__getitem__
         ):
-            parts = list(run)  # adjacent ones share a slice
+            parts = list(run)  # adjacent layers share a slice
             if released:
                 slices.append(slice(ends[parts[0]], ends[parts[-1] + 1]))
         return tuple(slices)
@@ -261,16 +262,18 @@ class ReleasePlan:
     @cached_property
     def event(self) -> privacy.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust),
-        with all of its steps.
+        including all steps.
 
-        A plan that releases nothing is charged as a whole release. Its absence follows from earlier
-        releases, and composition is proven only if the number of releases does not depend on them.
+        A plan that releases nothing is charged as a full release. Whether it releases anything
+        depends on earlier releases, but composition is proven only if the number of releases does
+        not.
 
         If rounds are not charged one by one, the event is the amount that this round adds to the
         cost of the run so far (see `privacy.whole_run`).
 
         Raises:
-            PrivacyError: such a plan does not state its position.
+            PrivacyError: rounds are not charged one by one, and the plan does not state its
+                position.
         """
         return charging.of(self.facts).event(self)
 
@@ -290,12 +293,12 @@ class ReleasePlan:
         """The checked `position`, on which the cost of a round depends if the run is one mechanism.
 
         Raises:
-            PrivacyError: the plan does not state it, or the run has no such round.
+            PrivacyError: the plan does not state its position, or the run has no such round.
         """
         if self.position is None:
             raise PrivacyError(
-                "the cost of a round depends on its place in the run, which this plan does not "
-                "state: make plans with Method.plan"
+                "the cost of a round depends on its position in the run, but this plan states no "
+                "position: make plans with Method.plan"
             )
         if not 0 <= self.position < self.facts.rounds:
             raise PrivacyError(
@@ -311,8 +314,8 @@ class ReleasePlan:
 
     @property
     def shares(self) -> np.ndarray:
-        """Budget share p_j of each layer (0 where not released), [K]; they and the queries' shares
-        sum to 1.
+        """Budget share p_j of each layer (0 where not released), [K]. The shares of layers and
+        queries sum to 1.
 
         All shares are 0 for a release without noise or without values.
         """
@@ -336,8 +339,8 @@ class ReleasePlan:
 
     @property
     def round_sigma(self) -> np.ndarray:
-        """Scale of the noise that is added in this round, [K]: sigma, or sigma std(w_t) if it is
-        correlated.
+        """Scale of the noise that is added in this round, [K]: sigma for independent noise, sigma
+        std(w_t) for correlated noise.
 
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
         scale of w_t is larger.
@@ -347,11 +350,11 @@ class ReleasePlan:
 
     @property
     def upload_sigma(self) -> np.ndarray:
-        """Noise scale of one noising party's contribution to the sum, [K]: for the round, or for
-        all of its local steps.
+        """Noise scale of one noising party's contribution to the sum, [K], over all local steps of
+        the round if there are local steps.
 
-        A step moves the client's model by lr / B times a noisy sum, so k of them leave lr sqrt(k) /
-        B sigma.
+        A step moves the client's model by lr / B times a noisy sum, so k steps have the noise scale
+        lr sqrt(k) / B sigma.
         """
         steps = self.facts.steps
         if steps is None:
@@ -363,8 +366,8 @@ class ReleasePlan:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0
         where not released.
 
-        The party is the server under central trust and each client under local trust. For local
-        steps the figure is the total noise of a round's steps in the client's update, for SGD
+        The party is the server under central trust and each client under local trust. With local
+        steps, the figure is the noise of all steps of a round in the client's update, for SGD
         without momentum.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
@@ -407,15 +410,15 @@ class ReleasePlan:
     @cached_property
     def trained(self) -> Tensor | None:
         """1 for each coordinate that clients train, otherwise 0, float32 [D]; None if clients train
-        all.
+        all coordinates.
         """
         if not self.freezes or self.complete:
             return None
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
 
     def equals(self, other: ReleasePlan, **more: Any) -> bool:
-        """Whether another plan has the same type and the same fields, except for the fields `more`
-        of this one.
+        """Whether another plan has the same type and the same fields as this plan with the fields
+        `more`.
         """
         mine = {name: getattr(self, name) for name in _FIELDS} | more
         return type(self) is type(other) and all(
@@ -423,15 +426,15 @@ class ReleasePlan:
         )
 
     def to_json(self) -> str:
-        """The information with which a client bounds (and, under local trust, noises) its
-        contribution.
+        """The information that a client needs to bound its contribution and, under local trust, to
+        add noise to it.
         """
         return self._text
 
     @cached_property
     def _text(self) -> str:
-        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and so is
-        # the omission of fields that a plan does not have.
+        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and fields
+        # that a plan does not have must be omitted.
         return json.dumps(
             {
                 "protected": self.protected,
@@ -454,7 +457,7 @@ class ReleasePlan:
     @staticmethod
     @lru_cache(maxsize=16)
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
-        """Inverse of `to_json`; a plan for other layers is refused because its shapes differ.
+        """Inverse of `to_json`. A plan for other layers is refused, because its shapes differ.
 
         Most rounds of a run send the same text. Equal texts return the same plan object, because
         plans do not change.
@@ -504,10 +507,9 @@ def _equal(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
-    """A release that is not private, by an unsound published rule or without any protection.
-
-    For any noise its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give the
-    reason.
+    """A release that is not private: it follows an unsound published rule, or has no protection at
+    all. Whatever its noise, its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give
+    the reason.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -523,7 +525,7 @@ class UnprotectedPlan(ReleasePlan):
 
     @property
     def event(self) -> privacy.DpEvent:
-        """The event of a release that no budget covers."""
+        """The event of a release that is not private."""
         return privacy.events.gaussian_event(0.0)
 
     repeated_event = event

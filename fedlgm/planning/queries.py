@@ -1,10 +1,10 @@
 """Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
-encoding of this contribution and the decoding of a released mean. A plan adds only the noise, so it
-cannot state a bound that the query does not keep. Contributions are also clipped to the bound
-before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if the
-trainer bounds examples, an example.
+encoding of this contribution and the decoding of a released mean. A plan adds only the noise scale
+to a query, so it cannot state a bound that the query does not keep. Contributions are also clipped
+to the bound before they are added to a sum. The unit is the unit of the layers' bounds: a client
+or, if the trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
-        of_data: whether clients answer the query from their data; `encode` then gives the answer of
-            clients that abstain.
+        of_data: whether clients answer the query from their data. If so, `encode` gives the answer
+            of clients that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -65,7 +65,7 @@ class AuxiliaryQuery(ABC):
 
     @property
     def size(self) -> int:
-        """Number of coordinates, which is one per layer unless a query overrides it."""
+        """Number of coordinates. It is one per layer unless a query overrides this property."""
         return len(self.sizes)
 
     @property
@@ -84,7 +84,7 @@ class AuxiliaryQuery(ABC):
         """Estimate from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """The contributions that a plan would release, for the size and bound as they are now."""
+        """The contributions that a plan would release, with the query's present size and bound."""
         return NoisyQuery(self, 0.0).contribution(norms, clip)
 
 
@@ -99,8 +99,8 @@ class NoisyQuery:
     Attributes:
         query: the released query.
         sigma: noise std of the sum (of each client's contribution under local trust).
-        size: its number of coordinates.
-        bound: its l2 bound.
+        size: number of coordinates of the query.
+        bound: l2 bound of the query.
 
     Raises:
         ConfigError: noise or bound is negative or NaN.
@@ -131,7 +131,7 @@ class NoisyQuery:
         Args:
             norms: see `AuxiliaryQuery.encode`.
             clip: see `AuxiliaryQuery.encode`.
-            given: the clients' own answers [b, size] instead of `encode`, see
+            given: the clients' own answers [b, size], which replace the result of `encode`, see
                 `fedlgm.aggregation.contributions.AnsweredUpdates`.
 
         Raises:
@@ -147,7 +147,7 @@ class NoisyQuery:
             values = rows_apart(
                 self.query, lambda query, row: self._encode(query, row, clip.clone()), norms, what
             )
-        # This comes before lengths are measured, because one NaN would make the length of its row
+        # This precedes the measurement of lengths, because the length of a row with a NaN is
         # unknown.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -175,8 +175,8 @@ class NoisyQuery:
 def beside_layers(
     kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
 ) -> tuple[tuple[NoisyQuery], float]:
-    """A query that takes a share of a release's budget, and the remaining noise multiplier for the
-    layers.
+    """A query that takes a share of a release's budget, and the noise multiplier that remains for
+    the layers.
 
     Args:
         kind: the query.
@@ -205,7 +205,7 @@ class _LayerBits(AuxiliaryQuery):
 
     @property
     def bound(self) -> float:
-        """sqrt(K) / 2: every bit is 1/2 in magnitude."""
+        """sqrt(K) / 2, because every bit is 1/2 in magnitude."""
         return math.sqrt(len(self.sizes)) / 2
 
     def decode(self, mean: Tensor) -> np.ndarray:
@@ -236,10 +236,11 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Bits for the layers whose share of a client's norm is at most their bound's share of all
-    bounds.
+    """Bits that are set for layers with a small share of a client's norm: at most the layer's
+    bound's share of all bounds.
 
-    Unlike `BelowBound` it still distinguishes layers when every layer is longer than its bound.
+    Unlike the bits of `BelowBound`, these bits still distinguish layers if every layer's norm
+    exceeds its bound.
 
     Example:
         >>> BelowShare((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 1.0])).tolist()
@@ -257,8 +258,8 @@ class BelowShare(_LayerBits):
 
 @dataclass(frozen=True)
 class LayerVote(AuxiliaryQuery):
-    """A client's vote for the quarter of the layers in which its update is longest: k ones, k = K /
-    4 rounded up.
+    """A client's vote for the quarter of the layers in which its update is longest. The vote has k
+    ones, where k is K / 4 rounded up.
 
     Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
 
@@ -272,7 +273,7 @@ class LayerVote(AuxiliaryQuery):
 
     @property
     def votes(self) -> int:
-        """k: layers that a client votes for."""
+        """k: number of layers that a client votes for."""
         return -(-len(self.sizes) // 4)
 
     @property
@@ -282,7 +283,7 @@ class LayerVote(AuxiliaryQuery):
 
     @override
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """Equal norms are taken in the layers' order, and a row of zeros has no vote."""
+        """Of layers with equal norms, the first gets the vote. A row of zeros has no vote."""
         order = torch.sort(norms, dim=1, descending=True, stable=True).indices[:, : self.votes]
         cast = norms.isfinite().all(dim=1, keepdim=True) & (norms > 0)
         return torch.zeros_like(norms).scatter_(1, order, 1.0) * cast
@@ -296,9 +297,9 @@ class LayerVote(AuxiliaryQuery):
 class LayerStrength(AuxiliaryQuery):
     """Each layer's share of a gradient's norm, (||g_l|| / ||g||)_l, a vector of norm 1 or 0.
 
-    The ratio ||g_l|| / min(C, ||g||), which Algorithm 1 of the LM-DP-SGD paper averages over a
-    batch, is unbounded for clipped gradients. This query equals it for all other gradients, and its
-    bound needs no clipping.
+    Algorithm 1 of the LM-DP-SGD paper averages the ratio ||g_l|| / min(C, ||g||) over a batch. For
+    clipped gradients this ratio is unbounded. For all other gradients this query equals the ratio.
+    The query is always bounded, without clipping.
 
     Example:
         >>> LayerStrength((5, 2)).encode(torch.tensor([[3.0, 4.0]]), torch.ones(2)).numpy().round(3)
@@ -326,7 +327,7 @@ class CutVote(AuxiliaryQuery):
     """A client's vote between two cuts of its update: 1/2 for water-filling, -1/2 for flat
     clipping.
 
-    Norms do not tell which cut lowers the client's loss more, so clients compare losses
+    Norms do not determine which cut lowers the client's loss more, so clients compare losses
     (`clients.cut_vote.CutVotes`). A client abstains with 0 if it cannot evaluate its loss, or if
     both cuts give equal updates.
 
@@ -373,7 +374,7 @@ def layer_directions(norms: Tensor) -> Tensor:
     # squares of tiny numbers vanish
     part = torch.where(usable, norms / torch.where(usable, largest, 1.0), 0.0)
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-    return part / length.clamp(min=1.0)  # the largest part is 1
+    return part / length.clamp(min=1.0)  # the largest norm is then 1
 
 
 _KINDS: Registry[type[AuxiliaryQuery]] = Registry(
@@ -384,7 +385,8 @@ _KINDS: Registry[type[AuxiliaryQuery]] = Registry(
 
 @registers
 def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
-    """Register a user's query under its name for the clients of a run; usable as a class decorator.
+    """Register a user's query under its name for the clients of a run. This function can be used as
+    a class decorator.
 
     Raises:
         ConfigError: another query already has the name.
@@ -398,7 +400,7 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients would confuse with another query, because they make queries from
+    """Refuse a query that clients would confuse with another query. Clients make queries from
     names.
 
     Raises:
@@ -407,9 +409,9 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
     """
     if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(
-            f"query {query.name!r} is not the one that clients answer under this name, whose bound "
-            "may differ: give it a separate name, register its class, and derive it only from the "
-            "layers' sizes"
+            f"query {query.name!r} differs from the query that clients answer under this name, and "
+            "the bounds may differ: give it a separate name, register its class, and derive it "
+            "only from the layers' sizes"
         )
 
 

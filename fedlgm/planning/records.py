@@ -1,6 +1,4 @@
-"""Plain records that facts and plans hold: the sampling, the shares of the noise, and a released
-part.
-"""
+"""Records that facts and plans hold: the sampling, the shares of the noise, and a released part."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ class Sampling:
     With "poisson" and "fixed" every client may take part in any round. With "allocation" every
     client takes part in exactly `participations` = k secretly drawn rounds of each block of `block`
     rounds, independently of the other clients; a client that does not answer in its round is not
-    moved to another. With the other schemes a client is invited again `separation` = b rounds
+    moved to another round. With the other schemes a client is invited again `separation` = b rounds
     after its last invitation at the earliest, whether or not it answered:
 
     * "cyclic": every client is assigned to one of b groups for the whole run, independently and at
@@ -46,11 +44,12 @@ class Sampling:
             (`rate * population` clients without replacement), or one of the schemes above.
         population: number N of registered clients; public.
         rate: q in (0, 1], expected share of the clients in a round.
-        separation: b for the schemes with a separation; None for the others.
-        participations: k for "allocation"; None for the others.
-        block: rounds of a block for "allocation", so that `rate` is k / block; None for the others.
-        of: "user" if the participants are users with several clients each; None if they are clients
-            or examples.
+        separation: b for the schemes with a separation; None for all other schemes.
+        participations: k for "allocation"; None for all other schemes.
+        block: number of rounds of a block for "allocation", where `rate` is k / block; None for all
+            other schemes.
+        of: "user" if the participants are users with several clients each; None if the participants
+            are clients or examples.
 
     Raises:
         ConfigError: a number is outside its range, or the population cannot keep the separation.
@@ -74,7 +73,7 @@ class Sampling:
             self.scheme in ("fixed", "min-separation")
             and abs(self.expected - round(self.expected)) > _ROUNDING
         ):
-            # A rounded cohort would be sampled at another rate than the one that is accounted for.
+            # With a rounded cohort, the rate of the sampling would differ from the accounted rate.
             raise ConfigError(
                 f"a fixed cohort must be a whole number of clients, got {self.expected:g}"
             )
@@ -132,7 +131,7 @@ class Sampling:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a client's rounds depend on each other, so that a run keeps its draws."""
+        """Whether a client's rounds depend on each other. If so, a run keeps its draws."""
         return self.separation is not None or self.block is not None
 
     @property
@@ -156,7 +155,8 @@ class Sampling:
         )
 
     def rate_of_any(self, clients: int) -> float:
-        """Probability that a round draws at least one of these clients, or a bound on it.
+        """Probability that a round draws at least one of these clients, or an upper bound on this
+        probability.
 
         Poisson draws are independent of each other; the draws of a fixed cohort are not.
 
@@ -183,10 +183,11 @@ class Sampling:
 
 
 def least_threshold(nodes: int, colluders: int) -> int:
-    """Smallest number of answers that two halves of a round's nodes cannot both reach.
+    """Smallest threshold that two groups of a round's nodes cannot both reach.
 
-    Two sets of t of n nodes share at least 2 t - n nodes. If this exceeds the m colluders, an
-    honest node is in both sets, and it answers for only one: 2 t > n + m.
+    Two sets of t of n nodes share at least 2 t - n nodes. If 2 t - n exceeds the m colluders, both
+    sets contain a common honest node. This node answers for only one set. The condition is
+    therefore 2 t > n + m.
 
     Raises:
         ConfigError: a number is not whole, or negative.
@@ -202,16 +203,17 @@ def least_threshold(nodes: int, colluders: int) -> int:
 @sealed
 @dataclass(frozen=True)
 class Shares:
-    """The nodes on whose noise the guarantee relies: `threshold` answer, and `colluders` may belong
-    to the server.
+    """The nodes on whose noise the guarantee relies: at least `threshold` nodes answer, and up to
+    `colluders` of them may collude with the server.
 
     Example:
         >>> Shares(20, 3).honest
         17
 
     Attributes:
-        threshold: nodes t that must answer; with fewer the round is void.
-        colluders: nodes m that may pass their knowledge, including their own noise, to the server.
+        threshold: number t of nodes that must answer; with fewer answers the round is void.
+        colluders: number m of nodes that may pass their knowledge, including their own noise, to
+            the server.
         noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
@@ -251,7 +253,7 @@ class Shares:
         return self.threshold - self.colluders
 
     def check(self, asked: int) -> None:
-        """Refuse a threshold that two halves of a round's nodes could both reach, or that all nodes
+        """Refuse a threshold that two groups of a round's nodes could both reach, or that all nodes
         together cannot reach.
 
         Raises:
@@ -276,7 +278,7 @@ class Part(NamedTuple):
 
     Attributes:
         name: name of the layer or query.
-        size: coordinates.
+        size: number of coordinates.
         clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
         sigma: noise scale that one noising party adds (std, or Laplace scale b).
 

@@ -1,5 +1,5 @@
-"""Combinations of settings that a run refuses, stated once. Facts name the argument, recipes the
-key.
+"""The combinations of settings that a run refuses, stated in one place. Messages about facts name
+the argument, and messages about recipes name the key.
 
 >>> from fedlgm.planning.trust import NOISED_BY
 >>> run = Settings("fixed", 0.5, "add-remove", NOISED_BY["central"])
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
         rate: sampling rate.
         relation: neighbouring relation.
         noised_by: party that adds the noise.
-        noise: correlation over rounds, as the settings name it; empty for independent noise.
+        noise: name of the correlation over rounds in the settings; empty for independent noise.
         steps: whether clients make example-level steps.
         capped: whether the number of a client's releases is limited.
     """
@@ -55,9 +55,9 @@ class Rule(NamedTuple):
 
     Attributes:
         broken: function that says whether settings have the combination.
-        right: the right setting; {relation}, {trust}, {sampling} and {cap} stand for the settings'
-            names, {who} for the trust, {clients} for the trusts under which the clients add the
-            noise.
+        right: the right setting. {relation}, {trust}, {sampling} and {cap} stand for the settings'
+            names, {who} stands for the trust model, and {clients} stands for the trust models under
+            which the clients add the noise.
     """
 
     broken: Callable[[Settings], bool]

@@ -1,4 +1,6 @@
-"""Past releases, the only input of an adaptive plan in addition to public configuration."""
+"""Past releases. Together with public configuration, they are the only input of an adaptive
+plan.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,8 @@ class Transcript:
         return ""
 
     def answer(self, query: str) -> np.ndarray | None:
-        """The decoded answer to the named auxiliary query in the last released mean; None if it has
-        no such query.
+        """The decoded answer to the named auxiliary query in the last released mean; None if the
+        mean has no such query.
         """
         if self.mean is None or self.plan is None:
             return None
@@ -88,10 +90,9 @@ class Transcript:
         return None
 
     def is_unanswered(self, query: str) -> bool:
-        """Whether the named query was never asked, or the last round asked it and was void.
-
-        A void round of a secure sum releases zeros alone. They are not an answer, so a vote must be
-        held again.
+        """Whether the named query has no answer: it was never asked, or the last round asked it and
+        was void. A void round of a secure sum releases only zeros. Zeros are not an answer, so a
+        vote must be held again.
 
         Example:
             >>> import torch

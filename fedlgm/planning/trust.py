@@ -1,4 +1,4 @@
-"""The party that adds the noise of a release, and its consequences. Only this module distinguishes
+"""The party that adds the noise of a release, and the consequences. Only this module distinguishes
 the trust models.
 
 >>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
@@ -25,10 +25,10 @@ from fedlgm.privacy.guarantee import Relation, Status, Trust
 from fedlgm.privacy.ledger import SERVER
 
 NEGLIGIBLE = 1e-15
-"""Probability with which an honest client's noise is longer than assumed."""
+"""Probability that the norm of an honest client's noise exceeds the assumed limit."""
 
 NUMBERS = ("<f4", "<f8")
-"""Types of the numbers in a client's answer, unless its trust model states other types."""
+"""Types of the numbers in a client's answer, unless the trust model states other types."""
 
 
 class Adversary(NamedTuple):
@@ -39,12 +39,12 @@ class Adversary(NamedTuple):
         20
 
     Attributes:
-        name: who it is, in words.
-        nodes: number of nodes whose noise is unknown to it.
-        rate: rate of the sampling that amplifies a release for it.
+        name: the adversary in words.
+        nodes: number of nodes whose noise the adversary does not know.
+        rate: rate of the sampling that amplifies a release against this adversary.
         epsilon: the stated epsilon of the whole run.
-        released: function (exact contribution or sum [plan.size], plan, keys, round) -> what it
-            sees of a release.
+        released: function (exact contribution or sum [plan.size], plan, keys, round) -> the part of
+            a release that the adversary sees.
     """
 
     name: str
@@ -66,11 +66,12 @@ class NoisedBy:
     Attributes:
         name: name of the trust model in facts and recipes.
         uploads_released: whether a client's upload is already a release, charged to the client.
-        alone: whether a single client's upload may be seen; if not, only a sum of several uploads
+        alone: whether a single client's upload may be seen. If not, only a sum of several uploads
             may be seen.
-        relation: neighbouring relation of whole clients for which the guarantee is usually proven.
+        relation: neighbouring relation for which the guarantee of whole clients is usually proven.
         numbers: types that the numbers of a real node's answer may have.
-        uncorrelated: reason why noise is not correlated over rounds; empty if it may be.
+        uncorrelated: reason why noise cannot be correlated over rounds; empty if it can be
+            correlated.
         observed_rounds: an untrusted server's view of a round; empty if the server is trusted.
         answers: status and reason of a node's guarantee for its answers.
     """
@@ -106,8 +107,8 @@ class NoisedBy:
         return SERVER
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same party with a run's shares of the noise (ConfigError: they are missing, or not
-        for this trust).
+        """The same party with a run's shares of the noise (ConfigError: the shares are missing, or
+        this trust model has no shares).
         """
         if shares is not None:
             raise ConfigError(
@@ -123,20 +124,23 @@ class NoisedBy:
         """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """The node's condition for sums with its peers that a run does not meet; empty if it meets
-        all conditions.
+        """The condition of a node for sums with its peers that a run does not meet; empty if the
+        run meets all conditions.
         """
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Refuse a mechanism by the costs of its rounds (ConfigError; see `Mechanism.costs`)."""
+        """Refuse a mechanism if the costs of its rounds do not fit this trust model (ConfigError;
+        see `Mechanism.costs`).
+        """
 
     def event(self, multiplier: float, rate: float) -> privacy.DpEvent:
         """Event of one release with Gaussian noise.
 
         Args:
-            multiplier: noise std over the largest change of the release by a neighbour.
-            rate: rate of the sampling that amplifies it.
+            multiplier: noise std divided by the largest change of the release by a neighbouring
+                data set.
+            rate: rate of the sampling that amplifies the release.
         """
         from fedlgm.privacy.events import gaussian_event
 
@@ -146,14 +150,14 @@ class NoisedBy:
         """Noise multiplier of a run.
 
         Args:
-            gaussian: the smallest multiplier whose Gaussian noise meets the budget.
-            within: whether the events of a multiplier meet the budget.
+            gaussian: the smallest multiplier at which Gaussian noise meets the budget.
+            within: function that says whether the events of a multiplier meet the budget.
         """
         return gaussian
 
     def against(self, facts: Facts) -> str:
-        """The adversaries of a guarantee, if its other fields do not state them; otherwise
-        empty.
+        """The adversaries of a guarantee, if the other fields of the guarantee do not state them;
+        otherwise empty.
         """
         return ""
 
@@ -174,8 +178,8 @@ class NoisedBy:
     def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
-        """Copy of a contribution [plan.size] with the noise that the guarantee counts; None if this
-        is the noise of one release.
+        """Copy of a contribution [plan.size] with the noise on which the guarantee relies; None if
+        this noise is the noise of one release.
         """
         return None
 
@@ -217,7 +221,7 @@ class NoisedByClients(NoisedBy):
         return 1.0
 
     def noises_in_sum(self, contributors: float) -> float:
-        """All contributors."""
+        """The number of contributions, because each client adds noise."""
         return contributors
 
     def limit(self, part: Part, family: Family) -> float:
@@ -243,8 +247,8 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """The trust model with the weakest guarantee for answers among these; noise by each client if
-    there are none.
+    """Of these trust models, the trust model with the weakest guarantee for answers; local trust if
+    the list is empty.
 
     Example:
         >>> weakest({"local", "central"}).name
@@ -269,8 +273,8 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
 
 
 def largest_norm(part: Part, family: str) -> float:
-    """Norm that a client's noised part exceeds with probability at most 1e-15, for bound, noise and
-    grid together.
+    """Norm that a client's noised part exceeds with probability at most 1e-15. It includes the
+    bound, the noise and the rounding to the grid.
 
     For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise it
     is the tail of a sum of exponentials, in l1.
@@ -294,8 +298,8 @@ def largest_norm(part: Part, family: str) -> float:
 
 
 def gaussian_norm(size: int) -> float:
-    """l2 norm that `size` standard normal numbers exceed with a negligible probability: the tail of
-    chi-square.
+    """l2 norm that `size` standard normal numbers exceed with a negligible probability, from the
+    tail of the chi-square distribution.
 
     Raises:
         ConfigError: `size` is not a whole number of at least 0.
@@ -311,6 +315,6 @@ def _gamma_tail(shape: float) -> float:
     """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible
     probability.
     """
-    import scipy.special  # not needed where clients train: their processes start sooner without it
+    import scipy.special  # clients do not need it and start sooner
 
     return float(scipy.special.gammainccinv(shape, NEGLIGIBLE))

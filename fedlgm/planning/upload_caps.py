@@ -1,10 +1,11 @@
-"""The largest permitted upload of a client if examples are bounded, as a public function of the
-plan.
+"""The largest permitted upload of a client if a trainer bounds examples, as a public function of
+the plan.
 
-If the sum bounds whole updates, a client's bound is the plan's. If a trainer bounds examples, a
-client adds up all of its examples, and an upload of any size would count. The cap limits an upload
-to the size that bounds, noise and a step's expected examples permit. Clients keep the cap by
-clipping after the noise, which costs no privacy, and a server counts larger uploads as zero.
+If the sum bounds whole updates, the plan's bound limits a client's upload. If a trainer bounds
+examples, a client adds up all of its examples, and without a cap an upload of any size would count.
+The cap is the largest upload that bounds, noise and the expected number of examples of a step
+permit. Clients clip to the cap after adding noise, which costs no privacy. A server counts larger
+uploads as zero.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
 
 # most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
 _ADAM = 7.3
-_ROUNDING = 1 + 1e-4  # of float32 weights, over a round's steps
+_ROUNDING = 1 + 1e-4  # rounding of float32 weights over a round's steps
 
 
 @dataclass(frozen=True)
 class _Steps:
     """A round's factors on one step's bound and noise."""
 
-    rows: float  # examples of a step, at most
-    signal: float  # on a sum that is the same in every step
-    noise: float  # on sums that are independent
+    rows: float  # largest number of examples of a step
+    signal: float  # factor on a sum that is the same in every step
+    noise: float  # factor on independent sums
 
 
 @lru_cache(maxsize=16)
@@ -97,8 +98,8 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
 
 
 def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
-    """A client's noisy upload [plan.size], with every part clipped to its cap; unchanged if all are
-    within.
+    """A client's noisy upload [plan.size], with every part clipped to its cap. The upload is
+    unchanged if all parts are within their caps.
     """
     sizes, limits = [part.size for part in plan.parts], upload_caps(plan)
     lengths = [torch.linalg.vector_norm(piece) for piece in upload.split(sizes)] if sizes else []

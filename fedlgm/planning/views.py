@@ -1,5 +1,5 @@
-"""The parts of facts and plans that trust models and charges read. Both come before the plan, so
-they do not import it.
+"""The parts of facts and plans that trust models and charges use. The modules of trust models and
+charges do not import the plan, because the plan imports them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm.privacy.guarantee import Relation
 
 
 class Facts(Protocol):
-    """The facts of a run that a trust model reads (`fedlgm.planning.facts.RunFacts`)."""
+    """The facts of a run (`fedlgm.planning.facts.RunFacts`) that a trust model uses."""
 
     @property
     def noise_multiplier(self) -> float:
@@ -50,18 +50,18 @@ class Facts(Protocol):
 
     @property
     def steps(self) -> object | None:
-        """Private steps of a client in a round; None without them."""
+        """Private steps of a client in a round; None without private steps."""
 
     @property
     def shares(self) -> Shares | None:
-        """The clients whose noise counts under distributed trust; otherwise None."""
+        """Under distributed trust, the clients whose noise counts; otherwise None."""
 
     def budget(self) -> tuple[float, float]:
         """(epsilon, delta)."""
 
 
 class Plan(Protocol):
-    """The numbers of a plan that a trust model reads (`fedlgm.planning.plan.ReleasePlan`)."""
+    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that a trust model uses."""
 
     @property
     def protected(self) -> bool:
@@ -85,7 +85,7 @@ class Plan(Protocol):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything released."""
+        """Everything that is released."""
 
     @property
     def effective_multiplier(self) -> float:
@@ -105,7 +105,7 @@ class Sum(Protocol):
 
     @property
     def plan(self) -> Plan:
-        """The plan of its round."""
+        """The plan of the sum's round."""
 
 
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -121,8 +121,8 @@ class NoiseSource(Protocol[P_contra]):
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The ring of a round's noise, derived from the run's ring and from the earlier noise on
-        which this noise depends.
+        """The ring of a round's noise. It is derived from the run's ring and from the earlier noise
+        on which this noise depends.
         """
 
     def add_(
@@ -138,5 +138,5 @@ class NoiseSource(Protocol[P_contra]):
         `fedlgm.noise.release.Noising`.
 
         Raises:
-            ConfigError, PrivacyError, RunError: as for `fedlgm.noise.release.release`.
+            ConfigError, PrivacyError, RunError: see `fedlgm.noise.release.release`.
         """

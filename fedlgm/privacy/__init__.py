@@ -1,7 +1,7 @@
 """Accounting, guarantees and the durable ledger.
 
-Names load on first use, because processes that only train need no accountant, which takes a second
-to import.
+Names load on first use: the accountant takes a second to import, and processes that only train do
+not need it.
 """
 
 import lazy_loader

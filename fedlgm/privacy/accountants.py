@@ -1,4 +1,6 @@
-"""Google's PLD and RDP accountants with a cache for single releases, which runs repeat."""
+"""Google's PLD and RDP accountants, with a cache for single releases, because runs repeat the same
+release.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from fedlgm.privacy.repetition import compose_with, repeatable
 
 ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
-"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. Its root is
-within 1e-4."""
+"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. The calibrated
+multiplier differs by at most a relative 1e-4."""
 SEARCHES = "rdp of searches"
 """Name of the RDP accountant at the orders of searches."""
 GRIDS = ("pld", COARSE)
@@ -41,7 +43,8 @@ ORDERS = tuple(
     )
 )
 """Renyi orders of searches."""
-# below this multiplier, grids are coarser: otherwise they would grow with its inverse square
+# below this multiplier, grids are coarser: otherwise their size would grow with the multiplier's
+# inverse square
 _LITTLE_NOISE = 0.3
 
 
@@ -73,7 +76,9 @@ class PldAccountant(PLDAccountant):
     """
 
     def branch(self) -> PldAccountant:
-        """Another accountant of what has been composed so far, without the list of its events."""
+        """A separate accountant of the releases composed so far, without the list of their
+        events.
+        """
         branch = PldAccountant(value_discretization_interval=self._value_discretization_interval)
         branch._pld = self._pld  # type: ignore[has-type]
         return branch
@@ -101,7 +106,7 @@ class PldAccountant(PLDAccountant):
                     single = _one_of_rounds(multiplier, rounds, self._value_discretization_interval)
                     self._pld = compose_with(self._pld, single.self_compose(count))  # type: ignore[has-type]
             case AllocationDpEvent(dp_event.GaussianDpEvent() as release, 1):
-                # with hardly any noise, the secrecy of the round is not counted on
+                # with hardly any noise, the bound does not use the secrecy of the round
                 return super()._maybe_compose(release, count, do_compose)
             case AllocationDpEvent(dp_event.GaussianDpEvent()):
                 for draw, number in event.draws:
@@ -154,8 +159,8 @@ class RenyiAccountant(RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
     def narrow(self, events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> None:
-        """Keep only the orders among which the order of these events' least epsilon lies, if all
-        events are sampled Gaussian releases. Call this before the events are composed.
+        """If all events are sampled Gaussian releases, keep only a few orders, which include the
+        order of these events' least epsilon. Call this before the events are composed.
         """
         releases = []
         for event, count in events:
@@ -178,7 +183,7 @@ def new_accountant(
     Raises:
         ConfigError: no accountant has this name.
     """
-    check_known("accountant", name, _ACCOUNTANTS.names())  # not a user's: guarantees rest on it
+    check_known("accountant", name, _ACCOUNTANTS.names())  # guarantees rest on it
     accountant: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
     return accountant
 
@@ -205,7 +210,9 @@ _ACCOUNTANTS: Registry[_Makes] = Registry(
 
 
 def deltas_of(accountant: Any, epsilons: np.ndarray) -> np.ndarray:
-    """Upper bounds on delta at several epsilons, [n], of what an accountant has composed."""
+    """Upper bounds on delta at several epsilons, [n], for the releases that an accountant has
+    composed.
+    """
     if isinstance(accountant, PLDAccountant):
         return np.max([_grid_deltas(pmf, epsilons) for pmf in _directions(accountant._pld)], axis=0)
     with quiet():
@@ -233,7 +240,7 @@ def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
     upper, lower = (
         np.append(np.cumsum(terms[::-1])[::-1], 0.0)[above] for terms in (probabilities, discounted)
     )
-    rounding = len(probabilities) * 2.0**-53  # of a sum, relative
+    rounding = len(probabilities) * 2.0**-53  # relative rounding error of a sum
     return np.asarray(
         pmf._infinity_mass + upper * (1 + rounding) - np.exp(epsilons) * lower * (1 - rounding)
     )

@@ -1,11 +1,11 @@
 """Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
 
 Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a
-sum by up to 2 S, so its multipliers are divided by two before accounting. With fixed-size sampling
-without replacement this gives the sampled Gaussian mechanism of rate m/N at the doubled
-sensitivity, and likewise with Poisson sampling. The amplification theorem for replacement (Balle,
-Barthe and Gaboardi 2018) then covers one release. Compositions are not proven to be covered
-(docs/guarantees.md, section Replace-one), and plans say so (status "conditional").
+sum by up to 2 S, so its multipliers are divided by two before accounting. For fixed-size sampling
+without replacement, as for Poisson sampling, this gives the sampled Gaussian mechanism of rate m/N
+at the doubled sensitivity. The amplification theorem for replacement (Balle, Barthe and Gaboardi
+2018) then covers one release. Compositions are not proven to be covered (docs/guarantees.md,
+section Replace-one), and plans say so (status "conditional").
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
 _COARSE_ERROR = 1e-3  # relative, ten times the actual error
-# delta that each release loses to the rounding of the grid's Fourier transforms: five times the
-# measured loss
+# rounding error in delta by the grid's Fourier transforms, for each release: five times the
+# measured error
 LOST = 2.0**-52
-_NEGLIGIBLE = 1e-6  # a relative change of delta that the grid's own error covers
+_NEGLIGIBLE = 1e-6  # relative change of delta that is smaller than the grid's error
 
 _LARGEST_MULTIPLIER = 1e7
 SMALLEST_MULTIPLIER = 0.05  # the least multiplier, even if the budget allows less noise
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
 _KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
-_CONFIRMED = 1e-4  # share of the target that a kept multiplier may leave unspent
+_CONFIRMED = 1e-4  # largest share of the target epsilon that a kept multiplier may leave unspent
 
 
 @plain_numbers
@@ -125,12 +125,12 @@ def calibrate(
 ) -> float:
     """Smallest noise multiplier sigma_* whose `steps` releases stay within (epsilon, delta).
 
-    This is the inverse of `epsilon` in its first argument, to a relative accuracy of 1e-6 on the
-    safe side.
+    This inverts `epsilon` in its first argument. The result is at most a relative 1e-6 too large
+    and never too small.
 
     Args:
         epsilon: budget of all releases, > 0.
-        delta: its delta, in (0, 1).
+        delta: delta of the budget, in (0, 1).
         steps: number of releases T >= 1.
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
         relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
@@ -173,17 +173,17 @@ def calibrate_levels(
     (epsilon, delta).
 
     Args:
-        levels: number of releases at each relative noise level; levels are positive, numbers at
-            least 1. With an allocation, the numbers count allocations, and all releases of an
-            allocation have one level.
+        levels: number of releases at each relative noise level. Levels are positive, and numbers
+            are at least 1. With an allocation, the numbers count allocations, and all releases of
+            an allocation have the same level.
         epsilon: budget of all releases.
-        delta: its delta.
+        delta: delta of the budget.
         draws: Poisson rate q of each release, or an allocation.
         relation: neighbouring relation (replace-one doubles the result).
         accountant: "pld" or "rdp".
 
     Returns:
-        The factor a, to a relative accuracy of 1e-6 on the safe side.
+        The factor a, which is at most a relative 1e-6 too large and never too small.
 
     Raises:
         ConfigError: an argument is outside its range.
@@ -221,7 +221,9 @@ _Levels = tuple[tuple[float, int], ...]
 
 @lru_cache(maxsize=256)
 def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
-    """`calibrate_levels`, from an earlier process's result if the accountant confirms it."""
+    """The result of `calibrate_levels`: an earlier process's result if the accountant confirms it,
+    otherwise a new one.
+    """
     inputs = {
         "request": [target, delta, levels, rate, accountant],
         "code": remembered.code_of(*Path(__file__).parent.glob("*.py")),
@@ -239,7 +241,7 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accoun
 def _confirm(
     record: bytes | None, target: float, delta: float, levels: _Levels, rate: Draws, accountant: str
 ) -> float | None:
-    """A kept root, if the accountant finds that it meets the budget exactly.
+    """A kept multiplier, if the accountant finds that it spends the budget to within the tolerance.
 
     An edited file is only a wrong guess: it can neither weaken nor increase the noise.
     """
@@ -269,7 +271,7 @@ def _excess(
 
 
 def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
-    """Logarithm of the multiplier."""
+    """Logarithm of the calibrated multiplier."""
 
     def excess(log_multiplier: float, kind: str) -> float:
         if kind == "rdp" and accountant in GRIDS and isinstance(rate, Allocation):
@@ -295,8 +297,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:
-        """A nearby root by Newton steps, with the slope of the cheap accountant; None if they do
-        not converge.
+        """A nearby root by Newton steps that use the slope of the cheap accountant; None if the
+        steps do not converge.
         """
         slope = (excess(root + 1e-3, COARSE) - excess(root - 1e-3, COARSE)) / 2e-3
         for _ in range(4):
@@ -308,7 +310,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
             root += _TOLERANCE / 4 - above
         return None
 
-    # RDP is cheap and close: it brackets the root for the accountant that was asked for.
+    # RDP is cheap, and its root is close to the root of the requested accountant, so it brackets
+    # that root.
     guess = (math.log(0.9), math.log(2.0))
     try:
         start = solve(*guess, "rdp", 1e-3)
@@ -330,12 +333,12 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
 def composed_epsilon(
     events: Iterable[tuple[dp_event.DpEvent, int]], delta: float, accountant: str = "pld"
 ) -> float:
-    """Epsilon at `delta` of events composed the given numbers of times; `inf` if one of them is not
+    """Epsilon at `delta` of events composed the given numbers of times; `inf` if an event is not
     private.
 
     delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed,
-    without an accountant, and an event without one (Gaussian noise) makes the result `inf`. The
-    relation is the relation of the events.
+    without an accountant. An event without a pure epsilon (Gaussian noise) makes the result `inf`.
+    The relation is the relation of the events.
 
     Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters
     (for delta below about 2^-52 times the number of releases, divided by 1e-6) "pld" is evaluated
@@ -352,9 +355,9 @@ def composed_epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+        ConfigError: a number of compositions is not a whole number of at least 0; or see
             `fedlgm.privacy.events.encode`.
-        PrivacyError: the accountant cannot handle one of the events.
+        PrivacyError: the accountant cannot handle an event.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -369,11 +372,12 @@ def composed_epsilon(
 
 
 Merged = tuple[tuple[str, int], ...]
-"""Events in their JSON text, with their counts."""
+"""Events as JSON texts, with their counts."""
 
 
 def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float, Merged]:
-    """Equal events counted together, and all Gaussian releases without sampling merged into one.
+    """The events, with equal events counted together and all Gaussian releases without sampling
+    merged into one.
 
     Args:
         events: pairs (event, number of compositions).
@@ -382,7 +386,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
         mu^2 of the one Gaussian release (0 without any), and the other events.
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0, or as in
+        ConfigError: a number of compositions is not a whole number of at least 0; or see
             `fedlgm.privacy.events.encode`.
 
     Example:
@@ -404,7 +408,9 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
 def _unfold(
     events: Iterable[tuple[dp_event.DpEvent, int]],
 ) -> Iterator[tuple[dp_event.DpEvent, int]]:
-    """The events without repetitions inside them, and allocations as single participations."""
+    """The events, with repetitions inside an event multiplied out and allocations split into single
+    participations.
+    """
     for event, count in events:
         event, count = unfold_event(event, count)
         if isinstance(event, AllocationDpEvent) and is_private(event):
@@ -434,7 +440,7 @@ def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) ->
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
-    """A slightly smaller epsilon for lower bounds, at a tenth of the cost of `composed_epsilon`.
+    """A lower bound, slightly below the epsilon of `composed_epsilon`, at a tenth of its cost.
 
     A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is
     subtracted.
@@ -479,11 +485,11 @@ def compose(
 
     Args:
         events: pairs (event, number of compositions).
-        accountant: its name.
-        delta: the only delta, above 0, at which it will be asked for epsilon.
+        accountant: name of the accountant.
+        delta: the only delta, above 0, at which the accountant will be asked for epsilon.
 
     Raises:
-        PrivacyError: the accountant cannot handle one of the events.
+        PrivacyError: the accountant cannot handle an event.
     """
     composed = new_accountant(accountant, [event for event, _ in events])
     if delta is not None and isinstance(composed, RenyiAccountant):
@@ -512,7 +518,7 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
                 break
         return found
     except (OverflowError, ZeroDivisionError):
-        # hardly any noise: losses whose exponentials no double holds
+        # hardly any noise: the exponentials of losses exceed the range of doubles
         return math.inf
 
 

@@ -38,7 +38,7 @@ from fedlgm.privacy.plain import plain_numbers
 _EPSILONS = np.linspace(0.0, 16.0, 801)
 _LEAST_DELTA = 1e-10
 """Least delta at which `AttackRates.mu` covers the profile. Nobody can measure an attack at
-false-positive rates as small as this."""
+false-positive rates this small."""
 _MOST_MU = 1e3
 _ADVANTAGE = np.union1d(np.linspace(0, 1, 4001), np.logspace(-6, -3, 500))
 """False-positive rates between which the advantage against several units is bounded."""
@@ -67,8 +67,8 @@ class AttackRates:
 
     @classmethod
     def of_budget(cls, epsilon: float, delta: float) -> AttackRates:
-        """Bounds that follow from one pair of epsilon and delta. They are weaker than the bounds
-        from a run's whole profile.
+        """Bounds that follow from a single pair of epsilon and delta. They are weaker than the
+        bounds from a run's complete profile.
 
         Raises:
             ConfigError: epsilon or delta is out of range.
@@ -92,7 +92,7 @@ class AttackRates:
             ConfigError: the number is not a whole number of at least 1.
         """
         group = replace(self, units=check_count("units", units))
-        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # these take the time
+        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # slow to compute
         return group
 
     def tpr(self, false_positive_rate: float) -> float:
@@ -106,7 +106,9 @@ class AttackRates:
 
     @property
     def advantage(self) -> float:
-        """Largest difference of true- and false-positive rate, in [0, 1]."""
+        """Largest difference between the true-positive rate and the false-positive rate, in [0,
+        1].
+        """
         if self.units == 1 and self.epsilons[0] == 0:
             return float(self.deltas[0])
         # The true-positive rate grows with the false-positive rate. Between two grid points, the
@@ -120,9 +122,9 @@ class AttackRates:
 
         The comparison is made up to epsilon = 16 and where delta is at least 1e-10. The result is
         infinite if no mu below 1000 is enough. It is also infinite for a single pair of epsilon and
-        delta, because its delta never vanishes. A group of k units has k mu. A Gaussian release of
-        sensitivity 1 and standard deviation 1 / mu has this profile exactly; Laplace noise and
-        other pure guarantees fit it badly.
+        delta, because its delta never vanishes. The mu of a group of k units is k times as large. A
+        Gaussian release of sensitivity 1 and standard deviation 1 / mu has exactly the profile of
+        mu. The profiles of Laplace noise and of other pure guarantees are far below it.
         """
         return self.units * self._mu_of_one
 
@@ -217,9 +219,9 @@ def attack_rates(
     where epsilon and delta alone allow 99.97 %.
 
     Args:
-        source: noise multiplier of `steps` Gaussian releases; or a `DpEvent`; or an open `Ledger`,
-            whose charges are composed (under local trust, the charges of the participant who spent
-            most).
+        source: noise multiplier of `steps` Gaussian releases, a `DpEvent`, or an open `Ledger`. The
+            charges of a ledger are composed (under local trust, the charges of the participant who
+            spent most).
         sampling_rate: probability q in (0, 1] that a unit takes part in a release, for a noise
             multiplier.
         steps: number of releases T >= 0; for an event the number of its repetitions.
@@ -254,7 +256,7 @@ def attack_rates(
 
 @lru_cache(maxsize=64)
 def _rates(profiles: tuple[tuple[float, Merged], ...]) -> AttackRates:
-    """Bounds from the largest of several profiles. They keep what they have computed."""
+    """Bounds from the largest of several profiles. The returned object caches what it computes."""
     found = [_deltas(*merged) for merged in profiles]
     deltas = np.max([np.zeros_like(_EPSILONS), *found], axis=0)
     deltas.flags.writeable = False

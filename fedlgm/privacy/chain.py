@@ -1,6 +1,4 @@
-"""Digest of a sequence of values: a ledger's rows are chained by it, and messages are named by
-it.
-"""
+"""Digest of a sequence of values. It chains a ledger's rows and names messages."""
 
 from __future__ import annotations
 

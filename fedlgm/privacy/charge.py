@@ -1,4 +1,4 @@
-"""A row of the privacy ledger, and the head of its chain, as others see them."""
+"""A row of the privacy ledger, and the head of the ledger's chain, as other modules see them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: the charge for a round and participant.
+    """One row: the charge for one round and one participant.
 
     Attributes:
         round: number of the round, from 1.
         client: the releasing client under local trust, `SERVER` under central trust.
         event: the proven cost of the release.
-        claim: the charge that the method's authors would state, if it differs; otherwise empty.
+        claim: the charge that the method's authors would state, if it differs from the proven cost;
+            otherwise empty.
         protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not
             stated.
 
@@ -83,8 +84,8 @@ class Draft(NamedTuple):
         protects: object,
         guarantee: Guarantee | None,
     ) -> Draft:
-        """Check what a caller charges, because SQLite would store any value and a row can never be
-        corrected.
+        """Check the values that a caller charges, because SQLite would store any value, and a row
+        can never be corrected.
 
         Raises:
             ConfigError: a number, name, claim or protection is impossible.
@@ -130,12 +131,12 @@ def _claim(claim: Any) -> str:
 
 
 class Head(NamedTuple):
-    """A position in a ledger. Anyone who keeps it can check later whether rows up to it were
-    changed.
+    """A position in a ledger. Anyone who keeps a head can check later whether the rows up to it
+    were changed.
 
     Attributes:
         rows: number of rows.
-        value: hash over all of them, in hexadecimal.
+        value: hash over all of these rows, in hexadecimal.
 
     Example:
         >>> head = Head.parse("2:3f9a")

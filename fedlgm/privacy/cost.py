@@ -18,16 +18,16 @@ class Cost:
     """One release as the accountant sees it.
 
     Attributes:
-        law: law of its noise: "gaussian", "laplace", "pure" (some release of a known pure epsilon),
-            "none" (no protection, so no bound) or "free" (the release adds nothing to the cost of
-            the releases before it).
-        figure: noise multiplier of Gaussian noise, pure epsilon of other releases; 0 if there is
-            none.
+        law: law of the release's noise: "gaussian", "laplace", "pure" (some release of a known pure
+            epsilon), "none" (no protection, so no bound) or "free" (the release adds nothing to the
+            cost of the releases before it).
+        figure: noise multiplier of Gaussian noise, or pure epsilon of other releases; 0 if neither
+            is known.
         rate: probability of a unit's participation on which the cost relies; 1 if sampling does not
-            amplify. For random allocation, the share of the rounds.
-        steps: number of such mechanisms in the release.
-        participations: number of rounds among `steps` rounds in which a unit takes part by a secret
-            draw (random allocation); otherwise 0.
+            amplify. For random allocation, the share of the rounds in which a unit takes part.
+        steps: number of mechanisms with this noise and rate in the release.
+        participations: number of the `steps` rounds in which a unit takes part by a secret draw
+            (random allocation); 0 without random allocation.
     """
 
     law: Law

@@ -1,9 +1,8 @@
-"""Accounting of integer noise that several parties add in shares and that a server sees only as a
-sum.
+"""Accounting of integer noise that several parties add in shares. The server sees only the sum.
 
 Every party adds its share to integers before they are summed under secure aggregation. A party that
-colludes with the server, or drops out, contributes no noise, so the release counts as the sum of
-only the honest parties' shares.
+colludes with the server or drops out contributes no noise. The accounted noise is therefore only
+the sum of the honest parties' shares.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def distributed_epsilon(
         deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest
             parties (Skellam).
         parties: honest parties whose noise is in the sum.
-        sensitivity: l2 distance by which a neighbour moves the integer sum: the bound in grid units
-            (zero-out or add-remove), twice the bound (replace-one).
+        sensitivity: l2 distance by which a neighbouring data set moves the integer sum: the bound
+            in grid units (zero-out or add-remove), twice the bound (replace-one).
         dimension: coordinates of the sum.
         rounds: number of releases.
         delta: target delta in (0, 1).

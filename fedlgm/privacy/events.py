@@ -87,8 +87,8 @@ class AllocationDpEvent(dp_event.DpEvent):
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
-        """Events of one participation each, and their numbers. Together they cost as much as this
-        event.
+        """Events of one participation each, with the number of each event. Together they cost as
+        much as this event.
         """
         length, longer = divmod(self.rounds, self.participations)
         numbers = {length: self.participations - longer, length + 1: longer}
@@ -109,8 +109,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
     """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
 
     Args:
-        multiplier: noise std over the largest change of the release by a neighbour; if it is
-            infinite, the event is free.
+        multiplier: noise std divided by the largest change of the release by a neighbouring data
+            set; if it is infinite, the event is free.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -128,11 +128,13 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
 
 @plain_numbers
 def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_event.DpEvent:
-    """Event of Gaussian releases in `rounds` rounds if a unit takes part in `participations` of
-    them (see `AllocationDpEvent`); the event of plain releases if it takes part in all rounds.
+    """Event of Gaussian releases in `rounds` rounds. A unit takes part in `participations` of these
+    rounds (see `AllocationDpEvent`). If a unit takes part in all rounds, this is the event of
+    releases without random allocation.
 
     Args:
-        multiplier: noise std of each round over the largest change of a release by a neighbour.
+        multiplier: noise std of each round divided by the largest change of a release by a
+            neighbouring data set.
         participations: number k of secretly drawn rounds.
         rounds: number T of rounds.
 
@@ -168,17 +170,17 @@ def as_gaussian(event: dp_event.DpEvent) -> dp_event.DpEvent:
 def laplace_event(
     epsilon: float, sampling_rate: float = 1.0, relation: Relation = "add-remove"
 ) -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) release with Laplace noise, of any dimension, that is
-    `epsilon`-DP by its scales.
+    """Event of one (Poisson-sampled) release with Laplace noise, in any dimension. Without
+    sampling, the release is `epsilon`-DP.
 
     A product of Laplace coordinates shifted by a_i scales is dominated by one scalar Laplace
     release shifted by a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral
     min(P, exp(e) Q) = 1 - delta(e).
 
-    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. It never
-      falls when the shift shrinks, so a smaller shift is dominated by a larger one and sum_i a_i =
-      a may be assumed.
-    * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
+    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. o(e) never
+    falls when the shift shrinks, so a smaller shift is dominated by a larger shift, and sum_i a_i =
+    a may be assumed. * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2,
+    exp(e_2) Q_2)
       pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
       product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
     * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.
@@ -191,12 +193,12 @@ def laplace_event(
     Theorems 10 and 11).
 
     Args:
-        epsilon: sum over coordinates of a neighbour's largest change over the scale b: l1
-            sensitivity in noise units.
+        epsilon: l1 sensitivity in noise units: the largest sum over coordinates of a neighbouring
+            data set's change divided by the scale b.
         sampling_rate: probability q of a unit's participation.
         relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form,
-            as a pure ln(1 + q (exp(epsilon) - 1)): no direction of the add-or-remove pair dominates
-            a replacement at every e.
+            to the pure epsilon ln(1 + q (exp(epsilon) - 1)), because no direction of the
+            add-or-remove pair dominates a replacement at every e.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -216,8 +218,8 @@ def laplace_event(
 
 @plain_numbers
 def pure_event(epsilon: float) -> dp_event.DpEvent:
-    """Event of any `epsilon`-DP release: randomized response, which dominates all such releases
-    (Kairouz et al. 2015).
+    """Event of any `epsilon`-DP release. It is the event of randomized response, which dominates
+    all such releases (Kairouz et al. 2015).
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -234,8 +236,7 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
 
 @plain_numbers
 def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
-    """`event` under Poisson sampling at `sampling_rate`; the event itself at rate 1, and just below
-    it.
+    """`event` under Poisson sampling at `sampling_rate`; the event itself at rates that round to 1.
 
     Example:
         >>> event = gaussian_event(2.0)
@@ -305,7 +306,7 @@ def is_private(event: dp_event.DpEvent) -> bool:
 
 
 def pure_epsilon(event: dp_event.DpEvent) -> float:
-    """Epsilon of pure DP of one event; `inf` if there is none."""
+    """Pure epsilon of one event; `inf` if the event has no pure epsilon."""
     if isinstance(event, dp_event.NoOpDpEvent):
         return 0.0
     if isinstance(event, dp_event.RandomizedResponseDpEvent):
@@ -327,8 +328,8 @@ def encode(event: dp_event.DpEvent) -> dict[str, Any]:
     """JSON form of an event, for the ledger and for messages.
 
     Raises:
-        ConfigError: the library does not use events of this type, or the release cannot have such a
-            number, for example a negative noise multiplier.
+        ConfigError: the library does not use events of this type, or a number of the event is
+            impossible, for example a negative noise multiplier.
 
     Example:
         >>> encode(gaussian_event(1.5))
@@ -347,7 +348,7 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
     Raises:
         ValueError: the record does not belong to a known event.
-        ConfigError: as in `encode`.
+        ConfigError: see `encode`.
 
     Example:
         >>> decode(encode(gaussian_event(1.5, 0.1))) == gaussian_event(1.5, 0.1)
@@ -362,8 +363,9 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
 
 def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A field, with its events converted by `each`. Impossible numbers are refused, because
-    accountants fail at them and no ledger with such a number could be read.
+    """A field of an event, in which `each` has converted the events. Impossible numbers are
+    refused, because accountants fail at such numbers, and a ledger with such a number could not be
+    read.
     """
     if field == "events":
         return [each(part) for part in value]

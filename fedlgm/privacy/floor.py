@@ -1,4 +1,6 @@
-"""The least cost of a release: the cost of a Gaussian release with a given noise multiplier."""
+"""A lower limit on the cost of a release: the cost of a Gaussian release with a given noise
+multiplier.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
-    """The event, or an event of the same kind with less noise that costs as much as the Gaussian
-    release.
+    """The event, if it costs at least as much as the Gaussian release; otherwise an event of the
+    same kind with less noise, which costs as much.
 
     Args:
         event: cost of a release.

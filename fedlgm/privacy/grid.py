@@ -1,5 +1,5 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to that of
-`dp_accounting`.
+"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to the
+distribution of `dp_accounting`.
 
 `dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This
 module applies the same operations to all points at once, in a seventh of the time.
@@ -65,8 +65,8 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
     """Hockey-stick divergence at each epsilon, float64 [n]; `sign` is 1 for removing the unit, -1
     for adding it.
 
-    Sampled at rate q, the loss of removing exceeds log(1 - q) everywhere, and the loss of adding is
-    below -log(1 - q).
+    Under sampling at rate q, the loss of removing the unit exceeds log(1 - q) everywhere, and the
+    loss of adding the unit is below -log(1 - q).
     """
     rate = loss.sampling_prob
     inside = sign * epsilons > math.log1p(-rate)

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from typing_extensions import TypedDict  # before Python 3.12, pydantic checks only this one
+from typing_extensions import TypedDict  # before Python 3.12, pydantic checks only this `TypedDict`
 
 from fedlgm.checks import check_fields
 from fedlgm.errors import ConfigError, PrivacyError
@@ -29,15 +29,14 @@ part.
 """
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
-"""For each neighbouring relation, the number of one unit's bounds by which a sum moves.
-
-With "zero-out" the schedule of participations is the same, and the unit's contributions become
-zero."""
+"""For each neighbouring relation, how far a neighbouring data set moves a sum, as a multiple of one
+unit's bound. With "zero-out" the schedule of participations is the same, and the unit's
+contributions become zero."""
 
 CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
 COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
-"""For each protection of a node's releases, the protections that it implies at the same cost.
-Replacing all data includes adding or removing one example.
+"""For each protection of a node's releases, the protections that it implies at the same cost. For
+example, replacing all data includes adding or removing one example.
 """
 
 _AT_NODES = re.compile(r"(.*?)(?: at (\d{1,3}) nodes)?")
@@ -79,7 +78,7 @@ _FITS = {True: "is accounted for", False: "is not private"}
 
 class Claim(TypedDict, total=False):
     """The charge that a method's authors would state for a release, if it differs from the proven
-    one, under one key.
+    charge. It has one of two keys.
 
     Attributes:
         epsilon: a figure that is summed over the rows of a participant.
@@ -115,8 +114,7 @@ class AttackFigures(TypedDict):
 
 
 def caveat_of(noise_reproducible: bool) -> str:
-    """The caveat after every guarantee, in full or in short, if noise came from a public seed;
-    otherwise empty.
+    """The caveat that follows every guarantee if noise came from a public seed; otherwise empty.
 
     Args:
         noise_reproducible: whether noise came from a public seed.
@@ -136,8 +134,8 @@ class Guarantee:
     Attributes:
         status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is
             proven).
-        reason: one sentence: why the claim holds, its condition, or why it fails. If it fails, the
-            sentence cites a section of `docs/guarantees.md`.
+        reason: one sentence that says why the claim holds, on what condition, or why it fails. If
+            it fails, the sentence cites a section of `docs/guarantees.md`.
         unit: the data by which neighbouring data sets differ: "client", "example" or "user".
         relation: the neighbouring relation: "add-remove", "replace-one" or "zero-out".
         trust: "central" (the server sees bounded contributions and adds the noise), "local" (each
@@ -188,7 +186,7 @@ class Guarantee:
             )
 
     def require_unit(self, unit: Unit) -> None:
-        """Check that the guarantee's unit is the one that a mechanism's releases protect.
+        """Check that the guarantee's unit is the unit that a mechanism's releases protect.
 
         Raises:
             PrivacyError: the units differ.
@@ -200,7 +198,8 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """The guarantee, conditional on `condition` too; a guarantee that fails does not change.
+        """The guarantee, made conditional on `condition` too. A guarantee that fails does not
+        change.
 
         Example:
             >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status

@@ -69,7 +69,7 @@ class Ledger:
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
         self.path, self._reading = path_of("ledger", path), owner is None
-        self._alike: dict[str, int] = {}  # by protection: rows that state it
+        self._alike: dict[str, int] = {}  # number of rows, by the protection that they state
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translate_errors():
@@ -109,16 +109,17 @@ class Ledger:
             round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key; the same key in the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
-            claim: the charge that the method's authors would state, if it differs: {"epsilon": e}
-                is summed.
+            claim: the charge that the method's authors would state, if it differs from the event;
+                {"epsilon": e} is summed.
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the
                 ledger states it.
-            guarantee: the words of a user's mechanism, which no recipe holds.
+            guarantee: the guarantee of a user's mechanism in words, because no recipe states it.
 
         Raises:
             ConfigError: an argument is outside its range, or the event has an impossible number.
-            LedgerError: the row cannot be written, the key has been charged for this round at
-                another cost, or earlier rows protect another unit or relation or do not state both.
+            LedgerError: the row cannot be written; the key has been charged for this round at
+                another cost; or earlier rows state another unit or relation, or no protection
+                although this row states one.
         """
         self.charge_each(
             event,
@@ -142,7 +143,7 @@ class Ledger:
         """Record one release of each of several clients. Either all rows are on disk when it
         returns, or no row is.
 
-        A disk confirms many rows as fast as one. Arguments and errors as in `charge`.
+        A disk confirms many rows as fast as one row. Arguments and errors are those of `charge`.
 
         Args:
             event: the proven cost of each release.
@@ -153,7 +154,7 @@ class Ledger:
             guarantee: see `charge`.
 
         Raises:
-            LedgerError: the same noise was charged for another release, or as for `charge`.
+            LedgerError: the same noise was charged for another release; or see `charge`.
         """
         draft = Draft.of(event, round, keys, claim, protects, guarantee)
         with self._translate_errors(), transaction(self._db):
@@ -201,8 +202,8 @@ class Ledger:
             )
             raise LedgerError(
                 f"the ledger {self.path} holds a release that {theirs}, but this one {ours}: "
-                "epsilons add up only if both protect the same unit under the same relation; "
-                "state unit and relation for both (protects), or use another ledger"
+                "epsilons add up only if both releases protect the same unit under the same "
+                "relation; state unit and relation for both (protects), or use another ledger"
             )
 
     def owner(self) -> str:
@@ -210,8 +211,8 @@ class Ledger:
         return self._meta("owner")
 
     def identity(self) -> str:
-        """A name that no other ledger has, not even one of the same owner; empty for a ledger of an
-        earlier version.
+        """A name that is different for every ledger, even of the same owner; empty for a ledger of
+        an earlier version.
         """
         return self._meta("identity")
 
@@ -267,8 +268,8 @@ class Ledger:
             if count >= len(heads):
                 raise LedgerError(
                     f"{name} shows {len(rows)} releases, but there were {count} when a checkpoint "
-                    "or result was written: rows were deleted, or it is an older copy; restore a "
-                    "newer one or start a new run"
+                    "or result was written: rows were deleted, or the file is an older copy; "
+                    "restore a newer copy or start a new run"
                 )
             if heads[count] != anchor:
                 raise LedgerError(
@@ -313,7 +314,7 @@ class Ledger:
     def epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
-        """Proven epsilon at `delta` of all charges; under local trust, the largest of any
+        """Proven epsilon at `delta` of all charges; under local trust, the largest epsilon of any
         participant.
 
         Args:
@@ -321,8 +322,8 @@ class Ledger:
             accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`)
                 was charged.
             through: last round to count; default: all.
-            abandoned: `position()` up to which rows of any round count. It is for attempts that
-                later attempts do not repeat.
+            abandoned: `position()` up to which the rows of all rounds count. This covers
+                attempts that later attempts do not repeat.
         """
         with self._translate_errors():
             return self._spending(through, abandoned).epsilon(delta, accountant)
@@ -364,7 +365,8 @@ class Ledger:
     def claimed_epsilon(
         self, delta: float, accountant: str = "pld", through: int | None = None, abandoned: int = 0
     ) -> float:
-        """Epsilon as the methods' authors would state it; without a claim, the charged epsilon.
+        """Epsilon as the methods' authors would state it. A row without a claim counts with its
+        charged event.
 
         A claim {"epsilon": e} is summed over a participant's rows; a claim {"event": ...} is
         composed by the accountant. The arguments are those of `epsilon`.
@@ -374,14 +376,14 @@ class Ledger:
             return claimed_epsilon(self._rows(query, _last(through), abandoned), delta, accountant)
 
     def rounds(self, through: int | None = None) -> int:
-        """Last charged round in the first `through` rows (default: in all); 0 for an empty
+        """Last charged round in the first `through` rows (default: in all rows); 0 for an empty
         ledger.
         """
         query = "SELECT COALESCE(MAX(round), 0) FROM charges WHERE number <= ?"
         return int(self._rows(query, _last(through))[0][0])
 
     def has_repeated_rounds(self) -> bool:
-        """Whether a round was released more than once, with other noise."""
+        """Whether a round was released more than once, with different noise."""
         query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
         return bool(self._rows(query))
 
@@ -430,8 +432,8 @@ class Ledger:
         )
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on. An interrupted run had already
-        made these releases.
+        """(round, client, key) of all clients' rows from `round` on: the releases that an
+        interrupted run had already made.
         """
         return self._rows(
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round
@@ -442,13 +444,14 @@ class Ledger:
             return self._db.execute(query, values).fetchall()
 
     def hold(self) -> AbstractContextManager[None]:
-        """Keep other runs, also runs of other processes, from holding this ledger in the block.
+        """Within the block, keep other runs from holding this ledger, including runs of other
+        processes.
 
-        A run holds its ledger from the check that the ledger has no other rounds to its own last
-        charge. The operating system releases the lock when the process ends.
+        A run holds its ledger from the check for other runs' rounds until the run's last charge.
+        The operating system releases the lock when the process ends.
 
         Raises:
-            LedgerError: another run holds it.
+            LedgerError: another run holds the ledger.
         """
         return ledger_file.hold(self.path)
 
@@ -466,8 +469,8 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row, which ends with protection and guarantee; rows that state neither omit them
-    from their hash.
+    """Head after a row. The row's last two fields are protection and guarantee; a row that states
+    neither omits them from its hash.
     """
     fields = [str(field) for field in row]
     while not fields[-1]:

@@ -70,7 +70,7 @@ def create(path: Path, owner: str) -> None:
         data = db.serialize()
     try:
         create_durably(path, data, PUBLIC)
-    except OSError as error:  # SQLite says of any other more clearly what is wrong; or another process was faster
+    except OSError as error:  # SQLite explains other errors better
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"the ledger {path} cannot be created, and nothing was released"
             raise LedgerError(explain_failure(what, error)) from error
@@ -88,7 +88,7 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
 
 
 def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
-    """Check an opened ledger. If it is opened for charges, complete a ledger that was only begun.
+    """Check an opened ledger. If it is opened for charges, complete its tables if they are missing.
 
     Raises:
         LedgerError: the file is not a ledger, is damaged, or belongs to another run.
@@ -131,7 +131,7 @@ def hold(path: Path) -> Iterator[None]:
     process.
 
     Raises:
-        LedgerError: another run holds it, or the file cannot be locked.
+        LedgerError: another run holds the ledger, or the file cannot be locked.
     """
     target = path.resolve()  # the ledger may be a link
     place = target.with_name(target.name + ".lock")
@@ -154,7 +154,7 @@ def remedy(error: Exception, path: Path) -> str:
     """Remedy for an SQLite error about a ledger, as part of a sentence."""
     code = (
         getattr(error, "sqlite_errorcode", None) or 0
-    ) & 0xFF  # extended codes keep the primary one there
+    ) & 0xFF  # the low byte of an extended code is the primary code
     # SQLite reports a full disk for its auxiliary files as an input or output error.
     if code == sqlite3.SQLITE_IOERR and _is_full(path.parent):
         code = sqlite3.SQLITE_FULL

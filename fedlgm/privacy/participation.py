@@ -1,4 +1,4 @@
-"""How a unit comes to take part in the rounds of a run: the argument of epsilon and calibration."""
+"""How a unit is drawn for the rounds of a run, as an argument of `epsilon` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ class Allocation(NamedTuple):
 
 
 Draws = float | Allocation
-"""Probability of taking part in one release; or an allocation, whose releases are one event."""
+"""Probability of taking part in one release, or an allocation. All releases of an allocation are
+one event."""
 
 
 def release_event(multiplier: float, draws: Draws) -> dp_event.DpEvent:
     """Event of one sampled release, or of all releases of one allocation.
 
     Args:
-        multiplier: noise std of a release over the largest change of the release by a neighbour.
+        multiplier: noise std of a release divided by the largest change of the release by a
+            neighbouring data set.
         draws: the sampling rate, or the allocation.
 
     Example:
@@ -54,7 +56,8 @@ def draws_of(
     participations: int | None,
     relation: Relation,
 ) -> tuple[Draws, int]:
-    """The draws that arguments of `epsilon` and `calibrate` state, and how often they are repeated.
+    """The draws that arguments of `epsilon` and `calibrate` state, and the number of repetitions of
+    the draws.
 
     Raises:
         ConfigError: an argument is out of range, or does not belong to the sampling.
@@ -95,7 +98,7 @@ def check_participations(participations: int, rounds: int) -> None:
     """Refuse participations that are not a whole number from 1 to the number of rounds.
 
     Raises:
-        ConfigError: they are another number.
+        ConfigError: the number is not such a number.
     """
     check_count("participations", participations, most=check_count("rounds", rounds))
 

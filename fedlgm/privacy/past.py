@@ -1,4 +1,6 @@
-"""The cost of a long past and one further release, for ledgers with many kinds of releases."""
+"""The cost of many past releases and one further release, for ledgers with many kinds of
+releases.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class Past:
     composition.
 
     Figures are upper bounds, like the figures of `composed_epsilon`, and differ from them by the
-    rounding of the grid's sums. If there are so many releases that grids lose a share of delta,
-    this share is subtracted from delta. The figure may then be larger than the figure of Renyi
+    rounding of the grid's sums. With very many releases, the rounding of grids takes up a share of
+    delta, which is subtracted from delta. The figure may then be larger than the figure by Renyi
     orders.
 
     Example:
@@ -41,7 +43,7 @@ class Past:
     """
 
     def __init__(self) -> None:
-        self._composed: dict[float, tuple[Counter[str], Any]] = {}  # by the fineness of the grid
+        self._composed: dict[float, tuple[Counter[str], Any]] = {}  # by grid step
 
     def epsilon(
         self,
@@ -53,10 +55,12 @@ class Past:
         """Epsilon at `delta` of all charged releases, and of one further release if given.
 
         Args:
-            charged: pairs (event, number of releases), whose numbers only grow from call to call.
+            charged: pairs (event, number of releases). From call to call, the numbers may only
+                grow.
             delta: in [0, 1).
             further: cost of one more release.
-            accountant: "pld" or "rdp"; Renyi orders are added up afresh, which takes no time.
+            accountant: "pld" or "rdp"; Renyi divergences are summed again in every call, which
+                takes no time.
         """
         charged = [unfold_event(event, count) for event, count in charged]
         extra = [] if further is None else [unfold_event(further, 1)]
@@ -66,7 +70,7 @@ class Past:
         lost = 0.0 if is_resolved(events, delta) else LOST * sum(count for _, count in events)
         if not (many and added and accountant == "pld" and lost <= _MOST_LOST * delta):
             return composed_epsilon(events, delta, accountant)
-        # Gaussian releases without sampling are together one such release
+        # all Gaussian releases without sampling together are one such release
         precision, counts = 0.0, Counter[str]()
         for event, count in charged:
             if isinstance(event, dp_event.GaussianDpEvent):
@@ -98,5 +102,5 @@ class Past:
             accountant.compose(decode(json.loads(kind)), count)
         self._composed[fineness] = counts, accountant
         if len(self._composed) > _GRIDS:
-            del self._composed[next(iter(self._composed))]  # the one that was used least recently
+            del self._composed[next(iter(self._composed))]  # the one used least recently
         return accountant

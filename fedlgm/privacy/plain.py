@@ -1,5 +1,5 @@
-"""Conversion of arguments to Python's numbers, which neither overflow nor have the precision of a
-smaller type.
+"""Conversion of arguments to Python's numbers, which do not overflow and do not lose precision as
+smaller types do.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Privacy loss distribution of one participation in a secret round, out of several.
 
 A unit takes part in one of n rounds, drawn uniformly and kept secret; every round releases a sum
-with Gaussian noise. With noise z times the bound, all that the n rounds release is a function of n
-numbers. If the unit is there, the numbers follow N(e_i, z^2 I) for the drawn round i; if it is not,
-they follow N(0, z^2 I). This holds for adaptive rounds, too (Feldman and Shenfeld 2025, arXiv
-2502.08202, section 3). The likelihood ratio of the two laws is A = (W_1 + ... + W_n) / n, and under
-the second law the W_i are independent, with W = exp(g / z - 1 / (2 z^2)) for a standard Gaussian g.
-Hence the profiles of removing and adding the unit are
+with Gaussian noise. With noise z times the bound, everything that the n rounds release is a
+function of n numbers. If the unit is present, the numbers follow N(e_i, z^2 I) for the drawn round
+i; if it is absent, they follow N(0, z^2 I). This holds for adaptive rounds, too (Feldman and
+Shenfeld 2025, arXiv 2502.08202, section 3). The likelihood ratio of the two laws is A = (W_1 + ...
++ W_n) / n, and under the second law the W_i are independent, with W = exp(g / z - 1 / (2 z^2)) for
+a standard Gaussian g. Hence the profiles of removing and adding the unit are
 
     E max(A - e^epsilon, 0)    and    E max(1 - e^epsilon A, 0),
 
-both of them expectations of convex functions of A. This module computes a law of A that is larger
+and both are expectations of convex functions of A. This module computes a law of A that is larger
 in convex order: every value of a W or of a partial sum is divided between its two neighbours on a
 geometric grid, with the same mean. So both profiles are upper bounds at every epsilon. The error is
 quadratic in the grid's step; the authors' code (arXiv 2602.17284, package `PLD_accounting`) rounds
@@ -37,11 +37,12 @@ _STEP = 0.02
 exceeds 1.
 """
 LEAST_MULTIPLIER = 0.1
-"""Least noise for which this module has grids. With less, secrecy of the round hardly matters."""
+"""Least noise multiplier for which this module has grids. With less noise, the secrecy of the round
+hardly matters."""
 _FINE = 0.015
 """Step of the grid of log(A), in standard deviations of A."""
 _ROUNDED = 1e-11
-"""Relative, on masses and losses: far more than the rounding of all sums."""
+"""Relative margin on masses and losses. It is far larger than the rounding error of all sums."""
 
 
 class _Law(NamedTuple):
@@ -67,7 +68,9 @@ class _Law(NamedTuple):
         return self.step * np.arange(self.first, self.first + len(self.masses))
 
     def refine(self, step: float) -> _Law:
-        """The same law on a grid whose step is a power of two smaller, or the same."""
+        """The same law on a grid with a step that is smaller by a power of two, or the same law if
+        the grid is fine enough.
+        """
         stride = round(self.step / step)
         masses = np.zeros((len(self.masses) - 1) * stride + 1)
         masses[::stride] = self.masses
@@ -89,7 +92,7 @@ class _Law(NamedTuple):
         lifted = masses[:low] * np.exp(self.logs[:low] - self.logs[low])
         rest[0] += lifted.sum()
         zero = self.zero + float((masses[:low] - lifted).sum())
-        # values above become the last value, and what is lost is counted as `beyond`
+        # values above become the last value, and the lost expectation is counted as `beyond`
         rest[-1] += masses[high:].sum()
         beyond = self.beyond + (float(above[high]) if high < len(masses) else 0.0)
         total = float(rest.sum()) + zero  # 1, up to rounding
@@ -147,8 +150,8 @@ def _sum_of(count: int, shift: float, coarser: float = 1.0) -> _Law:
     laws: dict[tuple[int, int], _Law] = {}
 
     def law_of(terms: int, depth: int) -> _Law:
-        """The law of a sum of some terms. The errors of n / terms sums average out, so their grid
-        is coarser by the root of that number.
+        """The law of a sum of `terms` terms. The errors of the n / terms sums average out, so their
+        grid is coarser by the square root of their number.
         """
         if (terms, depth) not in laws:
             step = last * 2 ** min(depth // 2, most)
@@ -196,7 +199,7 @@ def _add(one: _Law, other: _Law) -> _Law:
     """Law of the sum of independent variables on one grid, each value divided between its
     neighbours.
 
-    The place of a sum relative to its larger term depends only on how many steps lie between both
+    The distance of a sum from its larger term depends only on the number of steps between the two
     terms: log(x + y) = log y + log(1 + x / y).
     """
     step, sizes = one.step, (len(one.masses), len(other.masses))

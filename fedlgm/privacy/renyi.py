@@ -1,4 +1,4 @@
-"""The orders of Renyi divergences at which sampled Gaussian releases cost least.
+"""The orders of Renyi divergences at which the epsilon of sampled Gaussian releases is least.
 
 `dp_accounting.rdp` adds up the terms of one order after another. This module sums the terms of all
 orders together and only roughly, to find the few orders whose divergences are worth computing.
@@ -15,19 +15,20 @@ import numpy as np
 from scipy.special import gammaln, log_ndtr
 
 _TERMS = (64, 1000, 1100)
-"""Numbers of terms that are summed, where fewer are too few; the last for the largest whole order."""
+"""Numbers of terms to sum. The next number is used where the previous one is too small; the last
+suffices for the largest whole order."""
 _MOST = 1000
 """Number of terms after which `dp_accounting` gives up a fractional order."""
 _SMALL = -30.0
-"""Logarithm of a last term over its sum, as in `dp_accounting`."""
+"""Logarithm of the ratio of the last term to the sum at which a sum ends, as in `dp_accounting`."""
 _ROUNDING = 1e-6
-"""An upper bound on the difference that another order of summation makes."""
+"""An upper bound on the difference in a sum that another order of summation can make."""
 
 
 def best_orders(
     releases: Iterable[tuple[float, float, int]], delta: float, orders: np.ndarray
 ) -> np.ndarray:
-    """The orders among which the order of the least epsilon lies.
+    """A few orders, which include the order of the least epsilon.
 
     Epsilon is an upper bound for any choice of orders.
 
@@ -51,8 +52,8 @@ def best_orders(
 
 @lru_cache(maxsize=32)
 def _rough(rate: float, multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Divergences to about 1e-13, infinite where the sum does not converge, [n]: both integrals of
-    section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530).
+    """Divergences with an error of about 1e-13, [n]; infinite where the sum does not converge. They
+    are sums of both integrals of section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530).
     """
     middle = multiplier**2 * math.log(1 / rate - 1) + 0.5
     logs = np.full(len(orders), math.inf)

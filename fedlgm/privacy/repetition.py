@@ -1,4 +1,4 @@
-"""One release's privacy loss, composed repeatedly with itself for growing numbers of rounds.
+"""Faster self-composition of one release's privacy loss, for growing numbers of rounds.
 
 Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
 on the number of rounds. This module computes only the few decisive moments exactly, and only once.
@@ -17,7 +17,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, special
 from typing_extensions import override
 
-# of the Chernoff bounds, times the grid's length
+# number of orders of the Chernoff bounds, times the grid's length
 _ORDERS = np.concatenate((np.arange(-20, 0), np.arange(1, 21)))
 
 
@@ -40,7 +40,7 @@ def repeatable(single: PrivacyLossDistribution) -> PrivacyLossDistribution:
 def compose_with(
     before: PrivacyLossDistribution, more: PrivacyLossDistribution
 ) -> PrivacyLossDistribution:
-    """`before.compose(more)`, faster where nothing was composed before.
+    """The result of `before.compose(more)`, computed faster if nothing was composed before.
 
     Example:
         >>> from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism, identity
@@ -52,7 +52,7 @@ def compose_with(
     """
     pmfs = [more._pmf_remove] if more._symmetric else [more._pmf_remove, more._pmf_add]
     first = before._pmf_remove
-    # A probability of 1 may be rounded, beside a small one of an infinite loss.
+    # Beside a small probability of an infinite loss, the other probability may be rounded to 1.
     nothing = getattr(first, "_loss_probs", None) == {0: 1.0} and first._infinity_mass == 0
     if not (nothing and before._symmetric) or any(type(pmf) is not DensePLDPmf for pmf in pmfs):
         return before.compose(more)
@@ -106,8 +106,8 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
 
     @cached_property
     def _exact(self) -> dict[int, float]:
-        """Logarithms of the moment generating function by the order's place, as `dp_accounting`
-        computes them.
+        """Logarithms of the moment generating function, as `dp_accounting` computes them. The key
+        is the index of the order.
         """
         return {}
 

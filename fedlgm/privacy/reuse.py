@@ -1,5 +1,5 @@
-"""A second run on the same ledger is refused unless it is intended, because it adds to the first
-run's cost.
+"""Refusal of an unintended second run on the same ledger, because its cost adds to the first run's
+cost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def require_rounds(
     delta: float | None,
     accountant: str = "pld",
 ) -> None:
-    """Refuse a ledger that holds other rounds than those the run has done.
+    """Refuse a ledger that holds rounds which this run has not done.
 
     Charges of round 0, such as those of private statistics, precede a run and are accepted.
 
@@ -25,7 +25,7 @@ def require_rounds(
         ledger: the ledger that the run would charge.
         done: number of rounds that the run has done.
         events: what the rest of the run would charge to a participant, with counts.
-        epsilon: budget of the run; None if it has none.
+        epsilon: budget of the run; None if the run has no budget.
         delta: delta of the budget.
         accountant: accountant of the run.
 
@@ -55,5 +55,5 @@ def require_rounds(
         cost = f"; this run would bring it to {after:.4g}{above}"
     raise LedgerError(
         f"{ledger.path} already holds {most} round{'s' * (most > 1)}{whose}{held}{cost}: name a "
-        "new file, or pass continue_ledger=True if the cost of both is meant"
+        "new file, or pass continue_ledger=True if the costs should add up"
     )

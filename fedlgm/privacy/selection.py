@@ -35,7 +35,7 @@ def selection_event(
         law: law of the number of runs.
 
     Raises:
-        ConfigError: the law is unknown, or cannot have this mean.
+        ConfigError: the law is unknown, or the law cannot have this mean.
 
     Example:
         >>> selection_event(gaussian_event(2.0), 10).mean
@@ -58,7 +58,7 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
     Args:
         expected_runs: mean of the number of runs, as for `selection_event`; `selection_event`
             refuses invalid values.
-        law: as for `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
+        law: see `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
             (Definition 1 at eta = 0).
         generator: a secret stream.
 
@@ -77,10 +77,10 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
 
 @lru_cache(maxsize=16)
 def _gamma(expected_runs: float) -> float:
-    """The gamma of the logarithmic law of this mean, by bisection. The mean falls as gamma
-    grows.
+    """The parameter gamma at which the logarithmic law has this mean, by bisection. The mean falls
+    as gamma grows.
     """
-    low, high = -700.0, -1e-12  # of log(gamma)
+    low, high = -700.0, -1e-12  # tolerance of log(gamma)
     for _ in range(200):
         middle = (low + high) / 2
         mean = math.expm1(-middle) / -middle

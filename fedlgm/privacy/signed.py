@@ -1,4 +1,6 @@
-"""Signed statements about runs and ledgers: envelopes, and heads of chains that witnesses saw."""
+"""Signed statements about runs and ledgers: envelopes, and heads of chains that witnesses have
+seen.
+"""
 
 from __future__ import annotations
 

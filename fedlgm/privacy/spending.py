@@ -1,4 +1,5 @@
-"""Spending of a ledger's participants: charged events with counts, composed to epsilon.
+"""The spending of a ledger's participants: charged events with counts, which are composed to
+epsilon.
 
 Events are the ledger's JSON text, so that equal events are counted before composition.
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 from fedlgm import privacy
 
-_Counts = Counter[str]  # event -> how often
+_Counts = Counter[str]  # event -> number of times
 _Profile = frozenset[tuple[str, int]]
 
 
@@ -36,8 +37,8 @@ class Spending:
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, str, int]], server: int) -> Spending:
-        """Spending from rows (participant, event, count), one for each event of a participant or of
-        `server`.
+        """Spending from rows (participant, event, count), with one row for each event of a
+        participant or of `server`.
         """
         by_client: defaultdict[int, _Counts] = defaultdict(Counter)
         for client, event, count in rows:
@@ -110,7 +111,7 @@ def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
 
 
 def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:
-    """Profiles not contained in another: only they can be the worst."""
+    """The profiles that are not contained in another profile. Only these can be the worst."""
     counts = {profile: Counter(dict(profile)) for profile in profiles}
     return [
         profile

@@ -2,8 +2,8 @@
 participation, or both.
 
 Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism that publishes C x
-+ s z. Let kappa = 1 / sigma_eff be one client's largest contribution in units of s, layers and
-auxiliary queries together, the same in every round.
++ s z. Let kappa = 1 / sigma_eff be one client's largest contribution in units of s, over all layers
+and auxiliary queries. It is the same in every round.
 
 * Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t
   is charged a Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), where
@@ -11,8 +11,8 @@ auxiliary queries together, the same in every round.
   cost of these rounds, and the charges of all rounds compose to the cost of the run.
 * With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than
   ceil(T / b) Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of
-  C). Each of the rounds 0, b, 2b, ... is charged one of these mechanisms, ahead of every group; the
-  rounds in between cost nothing.
+  C). The rounds 0, b, 2b, ... are each charged one of these mechanisms, before any of the groups
+  takes part; the rounds in between cost nothing.
 
 Proofs: docs/proofs/correlated-noise.md. Rounds count from 0 here.
 
@@ -85,8 +85,8 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema, the largest number of its bounds by which one client moves the
-        run.
+        """sens(C) under the schema: how far one client can move the run, as a multiple of the
+        client's bound.
         """
         return self.noise.sensitivity(self.separation)
 
@@ -101,7 +101,7 @@ class WholeRun:
         """Smallest sigma_* of every round such that the run stays within (epsilon, delta).
 
         Raises:
-            ConfigError, PrivacyError: as `privacy.accounting.calibrate`.
+            ConfigError, PrivacyError: see `privacy.accounting.calibrate`.
         """
         sampled = self.sampling.amplifies
         multiplier = accounting.calibrate(
@@ -119,10 +119,11 @@ class WholeRun:
 
         Args:
             position: rounds before this one, 0 to T - 1.
-            multiplier: least effective multiplier of any round, see `RunFacts.least_multiplier`.
+            multiplier: least effective noise multiplier of all rounds, see
+                `RunFacts.least_multiplier`.
 
         Raises:
-            PrivacyError: there is no such round.
+            PrivacyError: the run has no such round.
         """
         self._check(position)
         if self.sampling.amplifies:
@@ -135,8 +136,9 @@ class WholeRun:
         """Cost of one more release of round `position` with independent noise for that round.
 
         The release is a further row of C: the same coefficients on the past and an independent z. A
-        client moves it by at most the row's bound, for any outcome of its coins, so it is charged
-        without amplification. Arguments and errors as in `event`.
+        client moves the release by at most the row's bound, whichever rounds the client's coins
+        chose, so the release is charged without amplification. Arguments and errors are those of
+        `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)

@@ -1,4 +1,4 @@
-"""Local training of clients, with its models, tasks and training of single examples."""
+"""Local training of clients: trainers, models, tasks, and example-level training."""
 
 import lazy_loader
 

@@ -1,5 +1,5 @@
-"""A user's trainer, made anew for every client from fresh copies of all that a user may have
-defined.
+"""A user's trainer, made anew for every client from fresh copies of all objects that a user may
+have defined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class ClientsApart(Trainer):
     says so.
 
     Args:
-        make: maker of the trainer: (module, layers, settings, *, device, task) -> `Trainer`.
+        make: function or class that makes the trainer: (module, layers, settings, *, device, task)
+            -> `Trainer`.
         module: see `SequentialTrainer`.
         given: layer table and settings; see `SequentialTrainer`.
         device: see `SequentialTrainer`.
@@ -71,12 +72,12 @@ class ClientsApart(Trainer):
         self._watched: Watched | None = None
         copy_model(module)
         try:
-            self._parts = copy.deepcopy(self._parts)  # the caller may use its own parts elsewhere
+            self._parts = copy.deepcopy(self._parts)  # the caller may use its objects elsewhere
         except Exception:  # a user's object may raise anything
             self._shared = self._trainer(self._parts)
             return
         self._watched = Watched(model=module, task=task, trainer=make)
-        self._own_trainer()  # a trainer that refuses the model then does so before any client
+        self._own_trainer()  # a trainer that refuses the model does so here, before any client
 
     @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
@@ -85,7 +86,7 @@ class ClientsApart(Trainer):
             task_copy = replace(
                 task, trained=None if task.trained is None else task.trained.clone()
             )
-            # Otherwise its draws would follow from the draws of earlier clients.
+            # Otherwise a client's draws would depend on the draws of earlier clients.
             with fork_rng(task.order.initial_seed(), self._device):
                 updates = list(trainer.updates(model.clone(), [task_copy]))
             if self._watched is not None:

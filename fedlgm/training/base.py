@@ -21,14 +21,14 @@ class ClientTask:
     """One client's share of a round.
 
     Attributes:
-        x: inputs [n, ...] with n >= 1: one array, or a tuple of several.
+        x: inputs [n, ...] with n >= 1: one array, or a tuple of several arrays.
         y: targets [n, ...] of the run's task.
-        order: the client's stream of the round, which shuffles the batches and seeds the model's
-            random numbers.
+        order: the client's random stream of the round, which shuffles the batches and seeds the
+            model's random numbers.
         epochs: number of passes; fewer than usual for a straggler.
-        trained: 1 for each coordinate that is trained and 0 for each that keeps the model's value,
-            float32 [D]; None trains all. It is equal in all tasks of a call. A trainer may ignore
-            it, because the plan drops layers that it does not release.
+        trained: 1 for each coordinate that is trained and 0 for each coordinate that keeps the
+            model's value, float32 [D]; None trains all coordinates. It is equal in all tasks of a
+            call. A trainer may ignore it, because the plan drops layers that it does not release.
 
     Example:
         >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
@@ -71,8 +71,8 @@ class Trainer(Protocol):
     """
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
-        """Yield `local model - model` of the tasks in order, in blocks of consecutive tasks:
-        float32 [b, D], b >= 1.
+        """Yield the updates `local model - model` in the order of the tasks, in blocks of
+        consecutive tasks: float32 [b, D], b >= 1.
 
         Updates lie on the trainer's device. A yielded tensor may be overwritten when the next
         tensor is requested.

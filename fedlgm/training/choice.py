@@ -1,4 +1,4 @@
-"""Choose the fastest trainer on this machine by measurement."""
+"""Choice of the fastest trainer on this machine by measurement."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def fastest(
 
     Args:
         trainers: makers of the trainers, by name. The first is preferred unless another is at least
-            a tenth faster. A trainer that refuses the model, as the vectorised one may, is skipped.
+            a tenth faster. A trainer that refuses the model, as the vectorised trainer may, is
+            skipped.
         model: the global model [D].
-        tasks: makes a new typical block of clients for each run.
+        tasks: function that makes a new typical block of clients for each timed run.
         repeats: timed runs of each trainer, in turn, after a warm-up run (which also compiles).
         blocks: number of future blocks, over which the warm-up time is divided.
-        clock: seconds, from any start.
+        clock: function that returns a time in seconds.
 
     Returns:
         The winner's name, and the seconds per block of each trainer.

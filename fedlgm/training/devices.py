@@ -39,7 +39,8 @@ class Numerics:
         device: device on which trainers leave their updates, and on which these are bounded, summed
             and noised.
         noise_backend: generator of the noise; see `fedlgm.noise.release`.
-        block_size: clients whose bounded updates are summed before they join the sum.
+        block_size: number of clients whose bounded updates are summed before this partial sum is
+            added to the round's sum.
     """
 
     threads: int = 1
@@ -63,7 +64,8 @@ def available_devices() -> dict[str, str]:
 
 
 def resolve(name: str) -> torch.device:
-    """The device that a recipe names; "auto" is the first accelerator found, or the CPU.
+    """The device that a recipe names. "auto" is the first accelerator found, or the CPU if there is
+    no accelerator.
 
     Raises:
         ConfigError: no device of this machine has the name; the message lists the devices found.
@@ -87,8 +89,8 @@ def resolve(name: str) -> torch.device:
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
     """Generator of the noise for sums on `device`.
 
-    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), Triton on a CUDA
-    device if it is installed, and torch elsewhere.
+    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), "triton" on a CUDA
+    device if Triton is installed, and "torch" elsewhere.
 
     Raises:
         ConfigError: the backend is unknown, or does not run on `device`.
@@ -131,8 +133,8 @@ def reason(device: torch.device) -> str:
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch off TF32 and nondeterministic convolutions on a CUDA device inside the block; no
-    effect elsewhere.
+    """Switch off TF32 and nondeterministic convolutions inside the block. This has an effect only
+    on CUDA devices.
     """
     if device.type != "cuda":
         yield
@@ -162,8 +164,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Make new tensors float32 and on the CPU, as every run needs, whatever the program has set as
-    PyTorch's defaults.
+    """Make new tensors float32 and on the CPU, as every run needs, regardless of the defaults that
+    the program has set in PyTorch.
 
     It is also a decorator.
 
@@ -188,7 +190,9 @@ def plain_defaults() -> Iterator[None]:
 
 @contextmanager
 def keep_modes(module: torch.nn.Module) -> Iterator[None]:
-    """Leave each part of a module in its mode, training or evaluation, after the block."""
+    """After the block, restore the mode (training or evaluation) of a module and of all modules
+    inside it.
+    """
     modes = [(part, part.training) for part in module.modules()]
     try:
         yield
@@ -199,7 +203,7 @@ def keep_modes(module: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def keep_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Leave tensors with their values after the block."""
+    """After the block, restore the values of tensors."""
     held = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         yield
@@ -215,7 +219,7 @@ def drawing() -> Iterator[None]:
     threads share them.
 
     Only one thread at a time enters such a block. Runs in several threads therefore give the same
-    results as runs one after another. Draws of threads outside such blocks cannot be prevented.
+    results as runs one after another. Draws by threads outside such blocks cannot be prevented.
 
     Example:
         >>> with drawing(), drawing():  # one thread may enter it again
@@ -226,8 +230,8 @@ def drawing() -> Iterator[None]:
 
 
 def or_another_thread() -> str:
-    """A further cause of random numbers that are not repeated, for messages; empty if the program
-    has one thread.
+    """For messages: a further possible cause of random numbers that are not repeated. The text is
+    empty if the program has one thread.
 
     Example:
         >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
@@ -254,10 +258,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 @contextmanager
 def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed draws from global generators inside the block (see `drawing`), and restore the
+    """Seed the global generators for draws inside the block (see `drawing`), and restore the
     generators' state afterwards.
 
-    The block avoids `torch.manual_seed`, which also seeds unused devices and records its caller.
+    This function does not use `torch.manual_seed`, which also seeds unused devices and records its
+    caller.
 
     Args:
         seed: None continues from the generators' state.
@@ -290,8 +295,8 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
 
 
 def _older_switches() -> tuple[str | None, bool | None]:
-    """Precision of matrix products and of convolutions; None if the program has set only the newer
-    switch.
+    """Precision of matrix products and of convolutions by PyTorch's older switches; None if the
+    program has set only the newer switches.
     """
     matmul, convolutions = None, None
     with suppress(RuntimeError):
@@ -318,15 +323,17 @@ def keep_freed_memory() -> None:
     CPU.
 
     glibc returns large blocks to the system at once, and the system clears every page before it
-    hands the page out again. In every step of ResNet-18 these are about 10,000 pages and a
-    twentieth of the time. Other C libraries are left as they are.
+    hands the page out again. In every step of ResNet-18, this clearing affects about 10,000 pages
+    and takes a twentieth of the time. For other C libraries, this function changes nothing.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, before processes are forked that would keep it."""
+    """Give freed memory back to the system. Call this before a fork, because forked processes would
+    keep the memory.
+    """
     _call_glibc("malloc_trim", 0)
 
 
@@ -335,4 +342,4 @@ def _call_glibc(name: str, *arguments: int) -> None:
         getattr(ctypes.CDLL(None), name)(*arguments)
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # constants of malloc.h

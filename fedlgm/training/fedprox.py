@@ -1,5 +1,5 @@
-"""FedProx, which pulls every local step towards the global model (Li et al. 2020, arXiv 1812.06127,
-equation 2).
+"""FedProx: a proximal term, which moves every local step towards the global model (Li et al. 2020,
+arXiv 1812.06127, equation 2).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm.training.vectorized import VectorizedTrainer
 
 
 class _Proximal:
-    """Adds the gradient of mu / 2 |w - w_0|^2 to the gradient of the loss, before
+    """Adds the gradient of mu / 2 |w - w_0|^2 to the gradient of the loss, before clipping to
     `gradient_clip`.
     """
 
@@ -35,7 +35,7 @@ class FedProx(_Proximal, SequentialTrainer):
 
     Args:
         arguments: see `SequentialTrainer`.
-        mu: strength of the term, at least 0; 0 is plain training.
+        mu: factor of the proximal term, at least 0; 0 is plain training.
         options: see `SequentialTrainer`.
 
     Raises:

@@ -18,12 +18,12 @@ from fedlgm.training.vectorized import VectorizedTrainer
 
 
 class _OneBatch:
-    """Trains on one batch of `batch_size` examples instead of on all of them."""
+    """Trains on one batch of `batch_size` examples instead of on all examples."""
 
     _settings: LocalTraining
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """The updates of the trainer that follows in the order of inheritance, on one batch of each
+        """The updates of the next trainer in the order of inheritance, each on one batch of the
         client.
         """
         trainer: Any = super()
@@ -39,7 +39,8 @@ class FedSGD(_OneBatch, SequentialTrainer):
     """`SequentialTrainer` with one step on one random batch in every round.
 
     The privacy is the same as with plain training, because every update is bounded after training.
-    With a large `lr` every update is longer than its bound, so the bounds normalise the gradients.
+    With a large `lr` the norm of every update exceeds the bound, so bounding normalises the
+    gradients.
 
     Example:
         >>> from fedlgm import LayerTable

@@ -17,21 +17,21 @@ Inputs: TypeAlias = Tensor | tuple[Tensor, ...]
 Arrays: TypeAlias = np.ndarray | tuple[np.ndarray, ...]
 _In = TypeVar("_In")
 
-RELATIVE, ABSOLUTE = 1e-3, 1e-5  # by which two ways to compute the same float32 figure may differ
+RELATIVE, ABSOLUTE = 1e-3, 1e-5  # error of equal float32 figures
 
 
 def each(function: Callable[[Any], Any], x: Any) -> Any:
-    """`function` of the array, or the tuple of its results for every array."""
+    """The result of `function` for the array, or the tuple of results for several arrays."""
     return tuple(function(part) for part in x) if isinstance(x, tuple) else function(x)
 
 
 def parts(x: Any) -> tuple[Any, ...]:
-    """All arrays, one or several."""
+    """All arrays, as a tuple."""
     return x if isinstance(x, tuple) else (x,)
 
 
 def first(x: Any) -> Any:
-    """The only array, or the first of several."""
+    """The only array, or the first of several arrays."""
     return parts(x)[0]
 
 
@@ -74,7 +74,7 @@ def call(module: Callable[..., Tensor] | nn.Module, x: Inputs) -> Tensor:
 
 
 def close(left: Tensor, right: Tensor) -> bool:
-    """Whether two ways to compute the same float32 figures agree to rounding."""
+    """Whether two results for the same float32 figures agree up to rounding."""
     scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
     return torch.allclose(
         left, right, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-3), equal_nan=True

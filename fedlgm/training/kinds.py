@@ -3,7 +3,7 @@
     kind = kinds.get("fedprox", mu=0.01)
     trainer = kind.sequential(module, layers, settings, device="cpu", task=task)
 
-Training comes before bounding, so no choice here changes a guarantee.
+Training precedes bounding, so the kind of training changes no guarantee.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class TrainerKind:
     Attributes:
         sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after
             another; the reference.
-        vectorized: the same maker with `width` and `compile`, for many clients at once; None if
-            there is no such trainer.
-        native: the same maker as `sequential`, for the compiled kernel; None if there is no such
+        vectorized: a maker with the additional arguments `width` and `compile`, for many clients at
+            once; None if there is no such trainer.
+        native: a maker with the arguments of `sequential`, for the compiled kernel; None if there
+            is no such trainer.
+        together: how a user's vectorised trainer could mix clients, in words; None for a bundled
             trainer.
-        together: how a user's vectorised trainer could mix clients; None if the trainer is not a
-            user's.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -63,7 +63,7 @@ class TrainerKind:
 
 
 PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
-"""Minibatch SGD or Adam with the settings of [training]."""
+"""Plain training: minibatch SGD or Adam with the settings of the section [training]."""
 
 _PASSED = ("device", "task")
 _KINDS: Registry[TrainerKind] = Registry(
@@ -190,7 +190,7 @@ def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
 def _bind_options(
     trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]
 ) -> MakesTrainer:
-    """The maker with its options. The maker must take them, and its result must be a trainer."""
+    """The maker with its options. The maker must accept the options, and must return a trainer."""
     wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
     if wrong:
         raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")

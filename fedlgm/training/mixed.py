@@ -1,4 +1,4 @@
-"""Training in mixed precision: the model computes in bfloat16, while weights and updates stay
+"""Training in mixed precision: the model computes in bfloat16, but weights and updates stay in
 float32.
 """
 
@@ -15,8 +15,8 @@ from fedlgm.training.sequential import Autograd, SequentialTrainer
 
 
 class MixedPrecisionTrainer(SequentialTrainer):
-    """`SequentialTrainer` whose forward and backward passes run under bfloat16 autocast; the loss
-    is float32.
+    """`SequentialTrainer` with forward and backward passes under bfloat16 autocast. The loss is
+    float32.
 
     bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is
     bounded like any other, so precision changes no guarantee.
@@ -40,7 +40,7 @@ class MixedPrecisionTrainer(SequentialTrainer):
     ) -> None:
         super().__init__(module, layers, *arguments, **options)
         self._autograd = _Mixed(self._module, layers.unflatten(self._gradient), self._task)
-        self._stack, self._unsettled = None, False  # no kernel of the library computes in bfloat16
+        self._stack, self._unsettled = None, False  # no kernel computes in bfloat16
 
 
 class _Mixed(Autograd):

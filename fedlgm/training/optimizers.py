@@ -22,14 +22,14 @@ class FlatOptimizer:
         name: "sgd" or "adam".
         weights: float32 or float64 of any shape; changed in place by `step`.
         lr: learning rate; may be changed between steps.
-        momentum: for "sgd".
-        eps: for "adam".
+        momentum: momentum of "sgd".
+        eps: eps of "adam".
         decay: factor of decoupled weight decay, as of `torch.optim.AdamW`.
 
     Attributes:
-        trained: 1 for the coordinates that are trained and 0 for the coordinates that stay, in the
-            shape of the weights or of one of their rows; None trains all. Only trained coordinates
-            decay.
+        trained: 1 for the coordinates that are trained and 0 for the coordinates that do not
+            change, in the shape of the weights or of one row of the weights; None trains all
+            coordinates. Only trained coordinates decay.
     """
 
     trained: Tensor | None = None
@@ -69,7 +69,7 @@ class FlatOptimizer:
         )
 
     def step(self, gradient: Tensor) -> None:
-        """One step against `gradient`, of the shape of the weights."""
+        """One step against `gradient`, which has the shape of the weights."""
         with torch.no_grad():
             if self._decay:
                 shrink = self.lr * self._decay

@@ -31,7 +31,7 @@ def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
         schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function
             (round, rounds) -> factor as "package.module:name".
         count: number of rounds of the run, or of steps of a client's round.
-        unit: name of a round or step, for messages.
+        unit: "round" or "step", for messages.
 
     Raises:
         ConfigError: the schedule is unknown, or the function fails or returns a negative, infinite

@@ -17,15 +17,17 @@ _WARM_UP = (
 
 
 class Recorded:
-    """Calls a function of tensors by replaying its kernels, with equal bits.
+    """Calls a function of tensors by replaying the function's kernels. The results have the same
+    bits.
 
     The processor takes longer to launch the hundreds of kernels of a small model's step than the
-    GPU takes to run them (docs/results/gpu.md). The graph belongs to the shapes of the last call;
-    other shapes are recorded again.
+    GPU takes to run them (docs/results/gpu.md). The graph is for the shapes of the last call; for
+    other shapes, a new graph is recorded.
 
     Args:
-        function: launches the same kernels whenever its arguments have the same shapes, and never
-            waits for the device. Its results are tensors, which the next call overwrites.
+        function: a function that launches the same kernels whenever its arguments have the same
+            shapes, and that never waits for the device. Its results are tensors, which the next
+            call overwrites.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -36,8 +38,8 @@ class Recorded:
         """The function's results.
 
         Raises:
-            RuntimeError: the function cannot be recorded; `torch.OutOfMemoryError` if the recording
-                does not fit.
+            RuntimeError: the function cannot be recorded; `torch.OutOfMemoryError` if there is too
+                little memory for the recording.
         """
         given, structure = tree_flatten(arguments)
         shapes = [(tensor.shape, tensor.dtype) for tensor in given]

@@ -1,4 +1,4 @@
-"""The examples of every client of a vectorised batch in every step."""
+"""The examples that every client of a vectorised batch uses in every step."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Schedule:
     rounding that depends on other clients would grow over the steps until one client changes
     another client's contribution. No clip bound covers this change.
 
-    The examples go to the device once, unpadded, and every step gathers its own. Nothing waits for
-    the device.
+    All examples are copied to the device once, without padding, and every step selects its examples
+    there. Nothing waits for the device.
 
     Args:
         tasks: at most `rows` clients.
-        orders: their examples' order in every epoch, [epochs, n] each.
-        rows: clients in the padded batch; rows without a task read the first client's examples,
-            masked.
-        size: examples of a step.
+        orders: for each client, the order of its examples in every epoch, [epochs, n].
+        rows: number of clients in the padded batch. Rows without a task use the first client's
+            examples, which are masked.
+        size: number of examples in a step.
         device: device of the steps.
 
     Attributes:
-        steps: steps of the longest client.
+        steps: number of steps of the client with the most steps.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Schedule:
             )
         first = torch.tensor([0, *(len(task.y) for task in tasks[:-1])]).cumsum(0)
         absent = (0, 0, 0, rows - len(tasks))
-        # Padding reads the client's own first example.
+        # Padding repeats the client's first example.
         self._index = pad(pad_sequence(batches) + first[:, None], absent).to(device)
         self._mask = pad(pad_sequence(weights), absent).to(device)
         steps = np.array([len(batch) for batch in batches])
@@ -76,8 +76,8 @@ class Schedule:
 
 
 def _weight_type(x: Inputs) -> torch.dtype:
-    """Type of the weights of examples: the inputs', or float32 for inputs that are not real
-    numbers.
+    """Type of the weights of examples: the type of the inputs, or float32 for inputs that are not
+    real numbers.
     """
     dtype: torch.dtype = inputs.first(x).dtype
     return dtype if dtype.is_floating_point else torch.float32

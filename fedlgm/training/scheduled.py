@@ -1,4 +1,4 @@
-"""Plain training whose learning rate follows a schedule over a client's local steps."""
+"""Plain training with a schedule of the learning rate over a client's local steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedlgm.wording import prefix_key
 
 
 class ScheduledTrainer(SequentialTrainer):
-    """`SequentialTrainer` whose rate in local step t of n is `training.lr` times the schedule's
-    factor.
+    """`SequentialTrainer` with a learning-rate schedule. The rate in local step t of n is
+    `training.lr` times the schedule's factor.
 
-    A client's number of steps follows from its data and does not leave the client. Its update is
-    bounded like any other, so a schedule changes no guarantee. `federation.server_schedule` scales
-    the server's step over rounds.
+    A client's number of steps depends on its data and is not sent. Its update is bounded like any
+    other, so a schedule changes no guarantee. `federation.server_schedule` scales the server's step
+    over rounds.
 
     Args:
         arguments: see `SequentialTrainer`.

@@ -25,8 +25,8 @@ from fedlgm.training.tasks import Classification, Task
 
 
 class SequentialTrainer(Trainer):
-    """Trains clients one by one in one resident model. A user's model and task are restored before
-    each client.
+    """Trains clients one by one, with one model that stays in memory. A user's model and task are
+    restored before each client.
 
     Parameters and gradients are in two flat vectors that the model shares, so setting the model,
     stepping and taking the difference are single operations for any number of tensors.
@@ -87,8 +87,8 @@ class SequentialTrainer(Trainer):
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         optimizer.trained = trained
         differentiate = (stack or self._autograd).differentiate
-        # Layers of a stack draw nothing; users' parts may, and would otherwise differ from one
-        # engine to another.
+        # Layers of a stack draw no random numbers. Users' objects may draw some, which would
+        # otherwise differ between engines.
         with (
             nullcontext()
             if stack and self._restored is None
@@ -108,8 +108,8 @@ class SequentialTrainer(Trainer):
             self._restored.check()
 
     def _stack_for(self, x: Inputs) -> Stack | None:
-        """The stack that differentiates the module without autograd, if there is one for inputs
-        like `x`.
+        """The stack that differentiates the module without autograd; None if no stack supports
+        inputs like `x`.
 
         Raises:
             ConfigError: the module was changed after the trainer was made.
@@ -120,7 +120,7 @@ class SequentialTrainer(Trainer):
         if self._unsettled:
             self._unsettled = False
             pooled = pools_maxima(self._module, x)
-            restore(self._restored, self._built)  # a user's model has now run on zeros
+            restore(self._restored, self._built)  # by now, a user's model has run on zeros
             if pooled:
                 prefer_channels_last_(self._module)
                 self._built.renew()
@@ -132,10 +132,10 @@ class SequentialTrainer(Trainer):
         return FlatOptimizer.of(self._settings, self._weights)
 
     def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
-        """Change a step's gradient [D] in place, for local objectives other than the loss; does
-        nothing here.
+        """Change a step's gradient [D] in place, for local objectives other than the loss. By
+        default nothing is changed.
 
-        Subclasses override it, such as `FedProx`.
+        Subclasses such as `FedProx` override this method.
 
         Args:
             gradient: gradient of the batch's loss, before `gradient_clip`.
@@ -145,8 +145,7 @@ class SequentialTrainer(Trainer):
 
 
 def restore(restored: Restored | None, built: Built) -> bool:
-    """Restore a user's model and task before the next client, and return whether they may have
-    changed.
+    """Restore a user's model and task before the next client. Return whether they may have changed.
 
     Raises:
         ConfigError: the model was changed after its trainer was made.

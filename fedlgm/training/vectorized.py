@@ -1,7 +1,7 @@
 """The vectorised cohort trainer: many clients at once with `torch.func`.
 
-Every step computes the gradients of all clients of a batch by one vmapped backward pass over
-stacked parameters. Clients of unequal size are padded and masked.
+In every step, one vmapped backward pass over stacked parameters computes the gradients of all
+clients of a batch. Clients of unequal size are padded and masked.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class VectorizedTrainer:
         module: the model, float32; only its structure is used.
         layers: its layer table.
         settings: local training.
-        width: clients trained at once; halved permanently if a batch does not fit into memory.
-        compile: compile the step with `torch.compile`; without a working compiler it runs
-            uncompiled, with one warning.
+        width: number of clients trained at once. It is halved permanently if a batch does not fit
+            into memory.
+        compile: whether to compile the step with `torch.compile`. Without a working compiler the
+            step runs uncompiled, with one warning.
         device: device of the training; updates stay there.
         task: task with the loss; None is classification.
     """
@@ -73,8 +74,8 @@ class VectorizedTrainer:
         losses_of, self._restored = task.losses, Restored.of(module, task)
         self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
-        # Gradients are taken of the parameters, not of the flat vector: the gradient of each slice
-        # of the vector would be as long as the vector.
+        # Gradients are computed for the parameters, not for the flat vector: the gradient of each
+        # slice of the vector would be as long as the vector.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
             outputs = functional_call(module, parameters, parts(x))
             losses = losses_of(outputs, y)
@@ -84,8 +85,8 @@ class VectorizedTrainer:
         self._fast: Gradients | None = None
         self._compiles, cuda = compile, self._device.type == "cuda"
         if compile:
-            # The compiler must choose by rules and not by measured times, because bits must not
-            # depend on timing.
+            # The compiler must choose kernels by rules and not by measured times, because bits must
+            # not depend on timing.
             options: dict[str, Any] | None = {"deterministic": True} if cuda else None
             self._fast = torch.compile(self._eager, dynamic=False, options=options)
         elif cuda:
@@ -93,14 +94,14 @@ class VectorizedTrainer:
 
     @property
     def width(self) -> int:
-        """Clients trained at once."""
+        """Number of clients trained at once."""
         return self._width
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
         """Updates of the clients, [D] each, in the order of `tasks`."""
         self._built.check()
         waiting = list(tasks)
-        # The order is drawn once, because a batch that is tried again must see the same order of
+        # The order is drawn once, because a batch that is tried again must use the same order of
         # examples.
         orders = [task.permutations() for task in waiting]
         model = model.to(self._device)
@@ -145,7 +146,7 @@ class VectorizedTrainer:
                 gradient.mul_(trained)
             self._clip_(gradient)
             optimizer.step(gradient)
-            # Finished rows continue to be stepped with the other rows. Their result is the copy
+            # Finished rows still take steps with the other rows. Their result is the copy that is
             # made here.
             done = schedule.finishing_rows(step)
             if len(done):

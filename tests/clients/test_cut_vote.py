@@ -202,7 +202,7 @@ def test_clients_that_cannot_vote_are_refused_before_they_train():
     contributions = work.contributions()
     with pytest.raises(
         ConfigError,
-        match="'cut-vote' is answered from a client's data, which these clients cannot do",
+        match="'cut-vote' is answered from a client's data, but these clients have no such answer",
     ):
         client_release(contributions, object(), Asked(plan, START, 1, [0]))  # type: ignore[arg-type]
 

@@ -345,7 +345,7 @@ class Signed(Net):
     [
         (Centred, "outputs for an example depend on the other examples"),
         (Signed, "outputs for an example depend on the other examples"),
-        (Sly, "not the one that PyTorch computes for it alone: the model or the task remembers"),
+        (Sly, "PyTorch computes for this example alone: the model or the task remembers"),
         (Untrainable, "training on 8 test examples fails: RuntimeError"),
     ],
 )

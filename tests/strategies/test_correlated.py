@@ -302,7 +302,7 @@ class TestReplay:
         plan = Method(get("snr-consistent"), self.layers, self.facts).plan(
             Transcript(1, (torch.zeros(self.layers.size),))
         )
-        with pytest.raises(PrivacyError, match="not that of round 1"):
+        with pytest.raises(PrivacyError, match="not for round 1"):
             release(
                 torch.zeros(plan.size, dtype=torch.float64),
                 plan,

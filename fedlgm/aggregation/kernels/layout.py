@@ -1,4 +1,5 @@
-"""Host-side tables that cut the flat vector into pieces, none of which crosses a layer's boundary.
+"""Host-side tables that cut the flat vector into pieces. Each piece lies within one layer or
+consists of whole layers.
 
 The tables depend only on the public layer boundaries, are built once and stay on the device. A
 private step then needs one launch for all layers and no synchronisation.

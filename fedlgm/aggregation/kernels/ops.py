@@ -80,9 +80,9 @@ def clip_factors(
     """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
 
     A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of
-    2^-16, so that float32 rounding cannot exceed them. Adding or removing one client then changes
-    layer k of the sum by at most clip[k], up to the rounding of the sum itself. In a float64 sum
-    this rounding is below that share.
+    2^-16, so that no norm exceeds its bound because of float32 rounding. Adding or removing one
+    client then changes layer k of the sum by at most clip[k], up to the rounding of the sum itself.
+    In a float64 sum this rounding is smaller than the reduction of the bounds.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.

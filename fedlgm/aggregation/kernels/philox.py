@@ -12,12 +12,12 @@ threads.
              SERVER_STREAM; depth: 0, or 1 for the words x' that extend a tail
     output   four words x_0 .. x_3, for the elements 4 i .. 4 i + 3 of counter word i
 
-    uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32; float32 would round the
-             last to 1
+    uniform  u(x) = min((x | 1) 2^-32, 1 - 2^-24): odd multiples of 2^-32; without the minimum,
+             float32 would round the largest to 1
     tail     where x < 2^16 (one word in 65,536) 32 more bits x' make
-             u = (x - x mod 2 + (x' + 1/2) 2^-31) 2^-32, in float32, never below 2^-64: without them
-             the noise would end at 6.7 standard deviations and be coarse before, which costs large
-             models more than a usual delta
+             u = (x - x mod 2 + (x' + 1/2) 2^-31) 2^-32, in float32, never below 2^-64. Without
+             these bits the noise would end at 6.7 standard deviations and be coarse just below. In
+             large models this would cost more than a usual delta
     Gaussian Box and Muller (1958), one pair from (x_0, x_1) and one from (x_2, x_3): with radius
              sqrt(-2 ln u) of x and v = the low 30 bits of y, doubled and made odd as a signed
              fraction in (-1, 1), the pair is (cos(v pi / 4), sin(v pi / 4)), swapped if bit 30 of y
@@ -25,8 +25,8 @@ threads.
     Laplace  inverse transform: magnitude -ln u, negative if bit 0 of x is set (which u does not
              depend on). 6.0e-8 <= |z| <= 64 ln 2 = 44.4
 
-Philox passes the statistical batteries (Salmon et al. 2011) but is not a cipher: keep the key
-secret and take it from the operating system, and never release two different quantities under one
+Philox passes batteries of statistical tests (Salmon et al. 2011) but is not a cipher. Take the key
+from the operating system and keep it secret. Never release two different quantities under the same
 (key, layer, stream).
 """
 
@@ -72,8 +72,8 @@ def philox4x32(
 
     Args:
         counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a
-            torch int64 tensor. They broadcast; a word that is an int becomes an array only where it
-            is combined with one.
+            torch int64 tensor. They broadcast. A word that is an int becomes an array only where it
+            is combined with an array.
         key: two words in [0, 2**32).
 
     Returns:

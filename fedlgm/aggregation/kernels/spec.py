@@ -22,7 +22,7 @@ class Noise:
             nothing.
         family: "gaussian" or "laplace".
         key: Philox key, two 32-bit words.
-        grid: round value + noise to the layer's grid.
+        grid: whether value + noise is rounded to the layer's grid.
         stream: number of the noising party.
     """
 

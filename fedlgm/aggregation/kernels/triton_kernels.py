@@ -1,12 +1,12 @@
 """Three Triton kernels: moments of each tile, clip factors of each layer, and the scaled sum with
 noise.
 
-Every program handles one tile of elements within one layer, which it reads from a table in device
-memory, so one launch covers all layers. Rows of a block begin at multiples of 16 elements (other
-blocks are copied first). The width of a program's reads, and so the order in which it adds up a
-norm, is then the same for one client and for many. Full tiles take an unmasked path with wide
-accesses. Contraction to fused multiply-adds is off, so the arithmetic, and with it every bit of the
-sum and the noise, does not depend on the launch configuration.
+Every program handles one tile of elements within one layer. It reads the tile's limits from a table
+in device memory, so one launch covers all layers. Rows of a block begin at multiples of 16 elements
+(other blocks are copied first). The width of a program's reads, and so the order in which it adds
+up a norm, is then the same for one client and for many. Full tiles take an unmasked path with wide
+accesses. Contraction to fused multiply-adds is off, so no bit of the sum or of the noise depends on
+the launch configuration.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # Triton gives the parameters of a kernel their types at launch.

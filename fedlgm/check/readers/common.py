@@ -1,4 +1,4 @@
-"""Parts that all readers use."""
+"""Functions that all readers use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def report(
         settings: further settings.
         reading: verdicts on what could not be read.
         assumed: what the framework does by default, unless a fact or a further setting replaces it.
-            Its length, or its statement, is replaced as one.
+            A fact on the run's length replaces all settings of the length, and a stated epsilon
+            replaces the whole default statement.
 
     Raises:
         ConfigError: a setting contradicts a fact, or cannot be used.
@@ -45,7 +46,7 @@ def join(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
     """Facts and further settings, which may repeat facts but not contradict them.
 
     Raises:
-        ConfigError: a setting is given twice, or two values of it contradict each other.
+        ConfigError: a setting is given under two names, or a further setting contradicts a fact.
 
     Example:
         >>> join({"steps": 3, "epochs": None}, {"rounds": 3, "delta": 1e-5})

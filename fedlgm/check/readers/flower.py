@@ -29,7 +29,7 @@ def flower(
         values: arguments of the class by name.
         reading: verdicts on what could not be read.
         settings: further settings, such as `rounds`, `population` and `sampler`. Flower's FedAvg
-            draws a fixed number of clients, weighted by their numbers of examples unless an
+            draws a fixed number of clients. It weights them by their numbers of examples unless an
             accountant is given.
 
     Raises:
@@ -67,7 +67,7 @@ def flower(
             why = f"The noise is scaled for a mean, and what {inner} computes is not known."
             reading = (*reading, Verdict("conditional", why, bound=False))
     if "ClientSide" in name and "clipping" not in settings:
-        why = "The clients must bound their updates with Flower's mod, which a strategy does not show."
+        why = "The clients must bound their updates with Flower's mod: a strategy does not show it."
         reading = (*reading, Verdict("conditional", why))
     return report(read, settings, *reading, assumed=assumed)
 
@@ -83,7 +83,7 @@ STRATEGIES = {
     for side in ("Server", "Client")
     for kind, names in (("Fixed", _FIXED), ("Adaptive", _ADAPTIVE))
 }
-"""Parameters of each strategy after the first one, in their order."""
+"""Parameters of each strategy in their order, without the first parameter."""
 LOCAL_MOD = ("clipping_norm", "sensitivity", "epsilon", "delta")
 _ARGUMENTS = {
     "LocalDpMod": LOCAL_MOD,

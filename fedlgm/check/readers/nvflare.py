@@ -69,8 +69,8 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     reading = [
         Verdict(
             "conditional",
-            f"The code of {name.rpartition('.')[2]} was not read: what it bounds "
-            "and what noise it adds is what its arguments state.",
+            f"The code of {name.rpartition('.')[2]} was not read: its bound and "
+            "its noise are taken from its arguments.",
         )
         for name in unread
     ]
@@ -83,8 +83,8 @@ def _is_known(name: str) -> bool:
 
 
 def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any]) -> dict[str, Any]:
-    """The bound that holds where the noise is added: the bound of the filter that adds it, or of a
-    filter before it.
+    """The bound that holds where the noise is added. The filter that adds the noise states it, or
+    an earlier filter does.
     """
     bounds = [next((args[key] for key in _BOUNDS if key in args), None) for _, args in parts]
     place = next(index for index, (_, args) in enumerate(parts) if args is noise)

@@ -22,7 +22,8 @@ def opacus(
     Args:
         engine: the `PrivacyEngine`; its accountant's history holds noise, rates and steps.
         loader: the loader that the training loop uses, which shows the sampler.
-        optimizer: the `DPOptimizer`; gives noise, bound and clipping. Needed before the first step.
+        optimizer: the `DPOptimizer`; states noise, bound and clipping. It is needed before the
+            first step.
         delta: delta of the statement.
         settings: further settings, such as `epochs` before the first step.
 
@@ -63,7 +64,7 @@ def opacus(
                 read["sampling_rate"] = max(read["sampling_rate"], *rates)
             counted["sampling_rate"] = max(rates)
         if len(history) > 1:
-            why = "Steps differ: the figure takes the least noise and the largest rate for all."
+            why = "Steps differ: the figure assumes the least noise and largest rate in all steps."
             reading.append(Verdict("holds", why))
         assumed |= counted
         read["accounted"] = counted

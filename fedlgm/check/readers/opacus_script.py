@@ -1,4 +1,4 @@
-"""What a script does around Opacus's `make_private`."""
+"""Settings of a run that a script shows around its call of Opacus's `make_private`."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def opacus_facts(
     repetition = source.repetition(call)
     if repetition and not runs:
         why = (
-            f"Line {call.lineno}: {repetition} makes the accountant anew. If each time is a run of "
-            "its own, state `runs`."
+            f"Line {call.lineno}: {repetition} makes a new accountant each time. If each time is "
+            "a separate run, state `runs`."
         )
         reading.append(Verdict("conditional", why))
         facts["stated_for"] = "part"

@@ -38,8 +38,8 @@ def optimal(
     Args:
         workload: workload of the error.
         rounds: T.
-        buffers: m >= 1. Under minimum separation a second buffer gains about one per cent, and a
-            third buffer gains nothing.
+        buffers: m >= 1. Under minimum separation a second buffer lowers the error by about one per
+            cent, and a third buffer lowers it no further.
         separation: fewest rounds between a client's participations.
         most: most participations of a client.
         reduce: "mean" or "max" of the outputs' errors.
@@ -86,7 +86,7 @@ def optimal(
             best = result
     assert best is not None
     decays, (scales, _) = expit(best.x[:buffers]), _scales(best.x[buffers:])
-    # Buffers that the optimum does not need end at the limit of the range of doubles.
+    # The scales of buffers that the optimum does not need end at the limit of the range of doubles.
     decays, scales = np.clip(decays, _LEAST, 1 - 2.0**-53), np.maximum(scales, _LEAST)
     order = np.argsort(-decays)
     return decays[order], scales[order]

@@ -4,8 +4,9 @@ and its error.
 A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of
 bounded contributions. C is public and invertible, so publishing y is equivalent to publishing C x +
 s z. This is a Gaussian mechanism, also for contributions and participation that react to earlier
-releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), with kappa its bound
-over s, so the run is one Gaussian mechanism of noise multiplier 1 / (kappa sens(C)).
+releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), where kappa is the
+client's bound divided by s, so the run is one Gaussian mechanism of noise multiplier 1 / (kappa
+sens(C)).
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 MOST_ROUNDS = 1_000_000
-_MOST_PRODUCTS = 10**9  # rounds times coefficients: seconds of work, in nodes' services too
+_MOST_PRODUCTS = 10**9  # rounds times coefficients: this many take seconds, also in nodes' services
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
-# largest coefficient: with it, neither squares of coefficients nor float32 noise overflow or vanish
+# largest coefficient, so that squares of coefficients and float32 noise neither overflow nor vanish
 _LARGEST = 1e6
 _LOUDEST = 1e12  # noise of a round, in standard deviations of z; it is kept in float32
 
 
 class CorrelationRecord(TypedDict):
-    """JSON form of `Correlation`: its buffers, or its coefficients if it has no buffers."""
+    """JSON form of `Correlation`: the buffers, or the coefficients of a correlation without
+    buffers.
+    """
 
     name: str
     rounds: int
@@ -70,8 +73,8 @@ class Correlation:
         rounds: T, planned number of releases. The guarantee covers fewer rounds, but not more.
         coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for
             "blt").
-        decays: decays of the buffers of "blt", in (0, 1); empty for other strategies.
-        scales: scales of those buffers, positive, with a sum of at most 1.
+        decays: decays of the buffers of "blt", in (0, 1); empty for all other strategies.
+        scales: scales of the buffers of "blt", positive, with a sum of at most 1.
 
     Raises:
         ConfigError: coefficients are not finite or are extreme, there are too many of them (more
@@ -108,7 +111,7 @@ class Correlation:
         ):
             raise ConfigError("buffers need decays in (0, 1) and as many positive scales")
         if decays.size and not np.array_equal(c, blt.coefficients(decays, scales, self.rounds)):
-            raise ConfigError("these coefficients are not those of the buffers that make the noise")
+            raise ConfigError("the coefficients do not follow from the buffers")
         c.setflags(write=False)
         object.__setattr__(self, "rounds", int(self.rounds))
         object.__setattr__(self, "coefficients", c)
@@ -166,7 +169,7 @@ class Correlation:
         return toeplitz(self._noising, np.zeros(self.rounds))
 
     def leading(self, rounds: int) -> Correlation:
-        """The leading block of C, which gives the same noise in the first `rounds` rounds.
+        """The correlation of the first `rounds` rounds alone, with the same noise in these rounds.
 
         Raises:
             ConfigError: `rounds` is below 1 or above T.
@@ -208,9 +211,9 @@ class Correlation:
     def prefix_sensitivity(
         self, rounds: int, min_separation: int, max_participations: int | None = None
     ) -> float:
-        """Sensitivity of the first `rounds` rounds alone (0 for none), which is the cost so far.
-
-        It never falls with the number of rounds. Arguments, errors and source as in `sensitivity`.
+        """Sensitivity of the first `rounds` rounds alone, which determines the cost so far; 0 for
+        no rounds. It never falls with the number of rounds. Arguments, errors and source are those
+        of `sensitivity`.
 
         Raises:
             ConfigError: `rounds` is outside 0 to the number of rounds.
@@ -223,7 +226,8 @@ class Correlation:
     def round_sensitivities(
         self, min_separation: int, max_participations: int | None = None
     ) -> np.ndarray:
-        """Sensitivity that each round adds: (sens_{t+1}^2 - sens_t^2)^(1/2), float64 [T].
+        """Increase of the squared sensitivity by each round, as its root (sens_{t+1}^2 -
+        sens_t^2)^(1/2), float64 [T].
 
         If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
         the charges compose to the cost of the rounds released so far. The figure is 0 where a round
@@ -248,7 +252,7 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up: the largest shift by one participation under
+        """Largest column norm of C, rounded up. It is the largest shift by one participation under
         sampling.
 
         Suppose that every client belongs to one of at least `bands` groups. In each round of its
@@ -263,10 +267,8 @@ class Correlation:
     def row_bound(
         self, t: int, min_separation: int, max_participations: int | None = None
     ) -> float:
-        """Largest shift of row t of C x by one client: the largest sum of |C[t, r]| over its rounds
-        r <= t.
-
-        This is the shift of one repeated row, counted from 0, rounded up.
+        """Largest shift of row t of C x by one client, rounded up: the largest sum of |C[t, r]|
+        over the client's rounds r <= t. It bounds the shift of a repeated row. Rows count from 0.
 
         Raises:
             ConfigError: the round is outside the run, or a number is below 1.
@@ -281,12 +283,13 @@ class Correlation:
     def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
         """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
 
-        Multiplied by the sensitivity, the bound and the noise multiplier, it is the error at a
-        given privacy.
+        The product of this error, the sensitivity, the bound and the noise multiplier is the error
+        at a given privacy.
 
         Args:
             workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
-            reduce: "mean": root mean square over the T outputs; "max": the largest.
+            reduce: "mean": root mean square over the T outputs; "max": the largest error of an
+                output.
 
         Raises:
             ConfigError: an unknown workload or reduction.
@@ -309,7 +312,7 @@ class Correlation:
         represented.
 
         Raises:
-            ConfigError: the message names the round in which it is too large.
+            ConfigError: the noise grows too large; the message names the round.
         """
         if self.decays:
             return  # their scales sum to at most 1
@@ -317,15 +320,15 @@ class Correlation:
             quiet = self.noise_std() <= _LOUDEST
         if not quiet.all():
             raise ConfigError(
-                f"correlation {self.name!r} makes more than {_LOUDEST:g} times the noise that it "
-                "is made of in round "
+                f"correlation {self.name!r} makes more than {_LOUDEST:g} times its independent "
+                "noise in round "
                 f"{int(quiet.argmin()) + 1}: later coefficients are too large relative to the first"
             )
 
     # --- storage
 
     def to_dict(self) -> CorrelationRecord:
-        """JSON form, exact: doubles survive Python's JSON."""
+        """JSON form. It is exact, because Python's JSON keeps all digits of doubles."""
         record: CorrelationRecord = {"name": self.name, "rounds": self.rounds}
         if self.decays:
             return {**record, "decays": list(self.decays), "scales": list(self.scales)}
@@ -376,11 +379,11 @@ class Correlation:
 
 
 def check_size(coefficients: int, rounds: int) -> None:
-    """Refuse more coefficients than can be accounted for. This happens before they are optimised,
-    because the optimisation takes longest.
+    """Refuse more coefficients than can be accounted for. This check precedes the optimisation of
+    coefficients, which takes longest.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: there are too many coefficients.
     """
     if coefficients * rounds > _MOST_PRODUCTS:
         raise ConfigError(

@@ -1,12 +1,12 @@
 """The largest shift of C x by one client's contributions, over every participation pattern that a
 schema allows.
 
-A schema allows at most k participations, any two at least b rounds apart (b = 1: no restriction).
-One participation contributes a vector of norm at most 1, so sens(C)^2 = max over patterns pi of sum
-over i, j in pi of |X_ij|, X = C^T C. The sum is attained if X >= 0 and is an upper bound otherwise
-(Choquette-Choo et al. 2023, arXiv 2211.06530). C is lower triangular and Toeplitz with the
-coefficients c, and its last columns are cut short. Throughout, `coefficients` is c, `rounds` T,
-`separation` b and `most` k.
+A schema allows at most k participations, and any two of them are at least b rounds apart (b = 1: no
+restriction). One participation contributes a vector of norm at most 1, so sens(C)^2 = max over
+patterns pi of sum over i, j in pi of |X_ij|, X = C^T C. This is the exact value if X >= 0, and
+otherwise an upper bound (Choquette-Choo et al. 2023, arXiv 2211.06530). C is lower triangular and
+Toeplitz with the coefficients c, and its last columns are cut short. Throughout, `coefficients` is
+c, `rounds` T, `separation` b and `most` k.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
         most: k >= 0.
 
     Returns:
-        [...], by dynamic programming in O(T) if k does not bind, else in O(T k).
+        [...]. Dynamic programming takes O(T) if k does not limit the sum, otherwise O(T k).
 
     Example:
         >>> float(best(np.array([3.0, 4.0, 2.0, 5.0]), separation=2, most=2))
@@ -56,7 +56,8 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
             rest[..., start : stop + 1] = _best_from_here(rest[..., start : stop + 1])
         return rest[..., 0]
     for _ in range(most):
-        # With one more participation: one in round i, and the former best from round i + b on.
+        # One more participation is in round i, and the best sum so far continues from round i + b
+        # on.
         longer = np.zeros_like(rest)
         longer[..., :rounds] = values + rest[..., separation:]
         rest = _best_from_here(longer)

@@ -1,4 +1,6 @@
-"""Strategies of correlated noise by name: the library's, registered ones, and references."""
+"""Strategies of correlated noise by name: strategies of this library, registered strategies, and
+references to a user's object.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ def names() -> tuple[str, ...]:
 def register(name: str, make: Strategy) -> None:
     """Register a strategy under a name, for `get` and for a recipe's `privacy.noise`.
 
-    The library computes sensitivity and error from the strategy's coefficients and does not rely on
-    its derivation.
+    The library computes sensitivity and error from the coefficients, and does not rely on how the
+    strategy derives them.
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. Of the options `workload`, `bands`,
-            `buffers` and `min_separation`, a run passes the ones that the function takes.
+        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
+            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -87,8 +89,7 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
             every client once), for which "blt" is optimised.
 
     Returns:
-        The correlation; coefficients have norm 1, except that the coefficients of "blt" begin with
-        1.
+        The correlation. Coefficients have norm 1; the coefficients of "blt" begin with 1 instead.
 
     Raises:
         ConfigError: a name or option is unknown, a value is outside its range, or a strategy of

@@ -1,5 +1,5 @@
-"""The noise of one round after another: w_t with C w = z, from independent z_t and the state of
-earlier rounds.
+"""Correlated noise, round by round: w_t with C w = z, from independent z_t and the state of earlier
+rounds.
 
 The kept state is as secret as the noise: together with the releases it reveals the exact sums.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.correlation.correlation import Correlation
 
-# coordinates that a thread handles at a time; they fit its cache, and no bit depends on their
-# number
+# coordinates that a thread handles at a time; they fit the thread's cache, and no bit depends on
+# this number
 _PIECE = 1 << 15
 
 
@@ -70,8 +70,8 @@ class CorrelatedStream:
 
         Raises:
             ConfigError: the vector has another shape, type or device.
-            PrivacyError: there would be more rounds than were planned, and the sensitivity does not
-                cover them.
+            PrivacyError: there would be more rounds than planned; the sensitivity covers only
+                planned rounds.
         """
         if z.shape != (self.size,) or z.dtype not in (torch.float64, torch.float32):
             raise ConfigError(
@@ -84,8 +84,8 @@ class CorrelatedStream:
             )
         if self.round >= self.correlation.rounds:
             raise PrivacyError(
-                f"noise was planned for {self.correlation.rounds} rounds and sensitivities cover "
-                "no more"
+                f"noise was planned for {self.correlation.rounds} rounds, and sensitivities cover "
+                "no further rounds"
             )
         if not self.correlation.is_independent:
             step = self._apply_buffers if self.correlation.decays else self._apply_bands
@@ -104,7 +104,8 @@ class CorrelatedStream:
         saves time.
 
         Args:
-            draw: z of round t, counted from 0, with the same bits as when the round was made.
+            draw: a function that returns z of round t, counted from 0, with the same bits as in the
+                original round.
             rounds: number of finished rounds.
 
         Raises:

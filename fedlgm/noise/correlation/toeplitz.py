@@ -1,9 +1,9 @@
 """Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by
 L-BFGS.
 
-If bands equal the rounds between participations, the sensitivity is sqrt(k) times the coefficients'
-norm. The optimum then does not depend on the schema, and one C serves minimum separation, fixed
-cycles and amplification.
+If the number of bands equals the number of rounds between participations, the sensitivity is
+sqrt(k) times the coefficients' norm. The optimum then does not depend on the schema, and one C
+serves minimum separation, fixed cycles and amplification.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
         with np.errstate(over="ignore", invalid="ignore"):
             error, gradient = error_of(c)
         norm = c @ c
-        # C^-1 explodes: the line search turns back
+        # C^-1 overflows: the line search takes a shorter step
         if not (np.isfinite(error) and np.isfinite(gradient).all()):
             return _EXPLODED, np.zeros_like(c)
         return np.log(error * norm), gradient / error + 2 * c / norm

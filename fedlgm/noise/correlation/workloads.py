@@ -1,5 +1,4 @@
-"""A run's use of its releases: the linear map A from released vectors to models, output t = sum_r
-A[t, r] y_r.
+"""The linear map A from a run's released vectors to its models: output t = sum_r A[t, r] y_r.
 
 Only the error depends on A, never the privacy claim: everything after a release is post-processing.
 """
@@ -21,7 +20,7 @@ class Workload:
     """A linear server optimizer: m_t = momentum m_{t-1} + y_t, model_t = decay model_{t-1} + m_t.
 
     The default is plain averaging, whose outputs are the prefix sums of the releases. Adam and
-    other non-linear servers have no such map; prefix sums or momentum then replace it.
+    other non-linear servers have no such map. For them, use prefix sums or momentum instead.
 
     Example:
         >>> Workload(momentum=0.5).matrix(3)
@@ -31,7 +30,7 @@ class Workload:
 
     Attributes:
         momentum: beta in [0, 1).
-        decay: factor alpha in (0, 1] by which the model shrinks each round (weight decay).
+        decay: factor alpha in (0, 1] that multiplies the model in each round (weight decay).
 
     Raises:
         ConfigError: a value is outside its range.

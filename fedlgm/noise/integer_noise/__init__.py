@@ -1,5 +1,5 @@
-"""Laws of integer noise that nodes add in shares. Each is one class, and no other code
-distinguishes them.
+"""Laws of integer noise that nodes add in shares. Each law is one class, and no other code
+distinguishes laws.
 """
 
 from __future__ import annotations

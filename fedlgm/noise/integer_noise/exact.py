@@ -1,9 +1,9 @@
-"""Exact rejection sampling over whole vectors, which decides acceptances in as many digits as they
-need.
+"""Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as it
+needs.
 
-An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If the two are
-closer than the error of float64, the number gets more random bits and exp(-g) more digits. Rounding
-therefore adds no delta.
+An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If their
+difference is smaller than the error of float64, the uniform number gets more random bits, and
+exp(-g) gets more digits. Rounding therefore adds no delta.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
     """
     rest = rng.integers(0, scale, count)
     rest = rest[happens(rest / scale, lambda lane, _: Fraction(int(rest[lane]), scale), rng)]
-    # A geometric number of whole scales: each further one with probability exp(-1).
+    # A geometric number of whole scales: each further scale has probability exp(-1).
     wholes, going = np.zeros(len(rest), dtype=np.int64), np.arange(len(rest))
     while len(going):
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
         wholes[going] += 1
     size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
-    # Without this, zero would come up twice.
+    # Without this, zero would be counted with both signs.
     return np.where(negative, -size, size)[~(negative & (size == 0))]
 
 
@@ -65,7 +65,7 @@ def happens(
     Args:
         exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin,
             [n].
-        exactly: (place, digits) -> g of this place, with an error of at most 10^-digits.
+        exactly: (index, digits) -> g at this index, with an error of at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.
 

@@ -20,8 +20,8 @@ def discrete_gaussian(variance: int, size: int, rng: np.random.Generator) -> np.
     integers.
 
     Args:
-        variance: parameter sigma^2, a whole number in [1, 2^80]. It is the variance up to exp(-2
-            pi^2 sigma^2).
+        variance: parameter sigma^2, a whole number in [1, 2^80]. It differs from the variance of
+            the draws by about exp(-2 pi^2 sigma^2).
         size: number of draws.
         rng: stream to draw from.
 
@@ -65,8 +65,8 @@ def discrete_gaussian_tau(deviation: float, parties: int) -> float:
 
 
 class DiscreteGaussian(IntegerNoise):
-    """The law of least cost. From 4 grid units on, sums of several draws are discrete Gaussian to
-    within 1e-60.
+    """The law of least cost. If the standard deviation is at least 4 grid units, sums of several
+    draws are discrete Gaussian to within 1e-60.
 
     Example:
         >>> DiscreteGaussian().variance(100.0, 7)

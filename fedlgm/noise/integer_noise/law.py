@@ -28,7 +28,8 @@ class IntegerNoise(ABC):
 
     @abstractmethod
     def variance(self, wanted: float, parties: int) -> int:
-        """Variance of each party's noise at which the sum costs no more than Gaussian noise.
+        """Variance of each party's noise at which the sum costs no more than Gaussian noise of a
+        given variance.
 
         Args:
             wanted: variance of this Gaussian noise, in squared grid units.
@@ -44,8 +45,8 @@ class IntegerNoise(ABC):
         """Cost of one sum in which each party's noise has the variance that `variance` returns.
 
         Args:
-            multiplier: std of the wanted Gaussian noise over the largest l2 change of the sum by a
-                neighbour.
+            multiplier: std of the wanted Gaussian noise divided by the largest l2 change of the sum
+                by a neighbouring data set.
         """
 
     @abstractmethod
@@ -59,15 +60,15 @@ class IntegerNoise(ABC):
         l1: float,
         dimension: int,
     ) -> np.ndarray:
-        """Bounds on the Renyi divergences of one sum from a neighbour's (see
-        `privacy.distributed_epsilon`).
+        """Bounds on the Renyi divergences between one sum and the sum of a neighbouring data set
+        (see `privacy.distributed_epsilon`).
 
         Args:
             orders: above 1, [n].
-            deviation: as in `privacy.distributed_epsilon`.
-            parties: as in `privacy.distributed_epsilon`.
-            l2: largest l2 change of the integer sum by a neighbour.
-            l1: largest l1 change.
+            deviation: see `privacy.distributed_epsilon`.
+            parties: see `privacy.distributed_epsilon`.
+            l2: largest l2 change of the integer sum by a neighbouring data set.
+            l1: largest l1 change of the sum.
             dimension: coordinates of the sum.
 
         Returns:

@@ -16,9 +16,11 @@ from fedlgm.noise.integer_noise.law import IntegerNoise
 
 _LARGEST = 2**64
 _MARGIN = 2.0**-38
-"""A margin far above the error of `_exponents`; about one acceptance in 10^11 needs more digits."""
+"""Margin of an acceptance, far above the error of `_exponents`. About one acceptance in 10^11 needs
+more digits."""
 _SLACK = 4
-"""Variance by which Skellam noise in squared grid units exceeds Gaussian noise of the same cost."""
+"""Difference, in squared grid units, between the variances of Skellam noise and of Gaussian noise
+of the same cost."""
 _NEAR = 0.1
 _SMALL = 16
 _SMALL_ERRORS = np.array(
@@ -32,7 +34,7 @@ _TERMS = 9
 
 
 def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Independent differences of two Poisson variables of mean variance / 2.
+    """Independent draws, each the difference of two Poisson variables of mean variance / 2.
 
     Args:
         variance: an even number in [2, 2^64].
@@ -117,7 +119,7 @@ def _stirling(k: np.ndarray) -> np.ndarray:
     large = np.maximum(k, _SMALL)
     square = 1 / (large * large)
     out = (1 / 12 - (1 / 360 - (1 / 1260 - square / 1680) * square) * square) / large
-    # The asymptotic series is not accurate for small k. Their errors are tabulated.
+    # The asymptotic series is not accurate for small k, so the errors at small k are tabulated.
     small = k < _SMALL
     out[small] = _SMALL_ERRORS[k[small].astype(np.int64)]
     return out
@@ -134,7 +136,7 @@ def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
 
 
 class Skellam(IntegerNoise):
-    """The law that addition preserves: the sum of any number of parties' noise is exactly Skellam
+    """The law of Skellam noise. The sum of any number of parties' Skellam noise is exactly Skellam
     noise.
 
     For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every
@@ -153,7 +155,7 @@ class Skellam(IntegerNoise):
     )
 
     def variance(self, wanted: float, parties: int) -> int:
-        """An equal share of the variance and of the slack, an even number."""
+        """An equal share of the variance and of the additional variance, as an even number."""
         return 2 * math.ceil((wanted + _SLACK) / (2 * parties))
 
     def draw(self, variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -161,8 +163,8 @@ class Skellam(IntegerNoise):
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """The Gaussian curve at whole orders. A fractional order costs as much as the next whole
-        order.
+        """The event of Gaussian noise at whole orders. A fractional order costs as much as the next
+        whole order.
         """
         from fedlgm.privacy.events import WholeOrdersDpEvent
 
@@ -181,8 +183,8 @@ class Skellam(IntegerNoise):
         """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is the deviation of
         the whole sum's noise.
 
-        The corollary is proven for whole orders. The same expression is used between them; there,
-        too, the exact divergences of small cases lie below it
+        The corollary is proven for whole orders. The same expression is used at fractional orders.
+        There, too, the exact divergences of small cases lie below the expression
         (`tests/fedlgm/privacy/test_distributed.py`).
         """
         # a d2^2 / (2 mu) + min(((2 a - 1) d2^2 + 6 d1) / (4 mu^2), 3 d1 / (2 mu)), for order a.

@@ -1,9 +1,9 @@
 """SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's
 Table IV.
 
-Every layer of an example's gradient, or the whole gradient, is clipped in l1 norm. Laplace noise of
-one scale per layer is added to the sum of a Poisson batch. The norms need every example's gradient,
-so a step takes longer than a step of DP-SGD. Recipes and studies name it as
+Every layer of an example's gradient, or the whole gradient, is clipped in l1 norm. Laplace noise
+with one scale per layer is added to the sum of a Poisson batch. The l1 norms need every example's
+gradient, so a step takes longer than a step of DP-SGD. Recipes and studies name it as
 `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
 
 Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.
@@ -51,7 +51,8 @@ class L1Clip(PerLayerClip):
 class LaplaceSGD(Bounded, BoundsExamples):
     """Per-layer l1 clipping of examples' gradients and Laplace noise.
 
-    (epsilon, delta) holds for adding or removing one example. Delta = 0 means basic composition.
+    (epsilon, delta) holds for adding or removing one example. With delta = 0, basic composition is
+    used.
 
     Attributes:
         bound: l1 bound C of one example's contribution, spread evenly over the layers.
@@ -78,11 +79,11 @@ class LaplaceSGD(Bounded, BoundsExamples):
         )
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers, merged into one if the gradient is bounded as a whole."""
+        """The layers, or one merged layer if the gradient is bounded as a whole."""
         return layers.as_single_layer() if self.rule == "global" else layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """1 / sum_m C_m / b_m of a step, see `calibrate_laplace`.
+        """The multiplier 1 / sum_m C_m / b_m of a step, see `calibrate_laplace`.
 
         Raises:
             ConfigError: clients take the private steps themselves.

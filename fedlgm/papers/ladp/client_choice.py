@@ -1,7 +1,8 @@
-"""LaDP-FL with the client's own selection and scores, in a sound form.
+"""A sound form of LaDP-FL in which every client selects and scores its own layers.
 
-As in the paper, every client selects layers of its own update and scores them. The strengths by
-which it selects are released first, with noise and for a share of the round's budget.
+As in the paper, every client selects and scores layers of its own update. The selection uses
+strengths of the layers. The client first releases them with noise, for a share of the round's
+budget.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -36,15 +37,15 @@ class ClientLaDP(Bounded, PlansFromAnswers):
     """Each client releases the layers that its noisy answer finds strongest, with noise in
     proportion to 1 / P_j.
 
-    The answer is each layer's share of the update's norm, a vector of norm 1
-    (`fedlgm.planning.queries.LayerStrength`), with noise for `share` of the round's budget. A
-    client releases ceil(keep K) layers. P_j is the layer's noisy strength divided by the mean
-    strength of the selected layers, clipped to [score_floor, score_cap]. The noise of the layers is
-    scaled so that it takes exactly the rest of the budget, whatever the scores. The mechanism needs
-    local trust.
+    The answer holds each layer's share of the update's norm. It is a vector of norm 1
+    (`fedlgm.planning.queries.LayerStrength`), and its noise takes the share `share` of the round's
+    budget. A client releases ceil(keep K) layers. P_j is the layer's noisy strength divided by the
+    mean strength of the selected layers, clipped to [score_floor, score_cap]. The noise of the
+    layers is scaled so that it takes exactly the rest of the budget, whatever the scores. The
+    mechanism needs local trust.
 
-    For small changes, the divergence by which the paper scores is a second moment of a layer's
-    change. The strength is its root, and has a bound without clipping.
+    The paper scores layers by a divergence. For small changes this divergence is a second moment of
+    a layer's change. The strength is the root of this moment, and is bounded without clipping.
 
     Attributes:
         bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).
@@ -76,8 +77,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
         check_range(self.name, self.score_floor, self.score_cap)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The common plan of the round: the answer, and equal noise in all layers, which clients
-        replace by their own plans at the same cost.
+        """The common plan of the round: the answer, and equal noise in all layers. Clients replace
+        it by their own plans at the same cost.
 
         Raises:
             ConfigError: trust is not local.

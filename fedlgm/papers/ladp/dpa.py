@@ -1,15 +1,17 @@
-"""DPA: the noise schedule that minimises a bound on the final error at one total budget. A
+"""DPA: the noise schedule that minimises a bound on the final error for a given total budget. A
 RECONSTRUCTION.
 
 Source: Zhang, Fay and Johansson, "Dynamic Privacy Allocation for Locally Differentially Private
-Federated Learning with Composite Objectives" (ICASSP 2024). Its abstract states the problem; its
-solution was not available and is derived here. If the error contracts as e_(t+1) <= g e_t + const
-sigma_t^2, the weighted sum sum_t g^(T-1-t) sigma_t^2 under sum_t 1 / sigma_t^2 = const is least at
+Federated Learning with Composite Objectives" (ICASSP 2024). The abstract states the problem. The
+solution was not available, so it is derived here. If the error contracts as e_(t+1) <= g e_t +
+const sigma_t^2, the final error is bounded by the weighted sum sum_t g^(T-1-t) sigma_t^2. Under
+sum_t 1 / sigma_t^2 = const this sum is least at
 
     sigma_t^2 proportional to g^(-(T-1-t) / 2).
 
-Noise falls geometrically, by g^(1/4) per round, as in `TimeVaryingDP`; only the derivation of the
-rate differs. The proximal step of composite objectives is the identity for networks.
+Noise falls geometrically, by the factor g^(1/4) per round. `TimeVaryingDP` also has geometric
+noise, but derives its rate differently. The proximal step of composite objectives is the identity
+for networks.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     """sigma_t^2 proportional to g^(-(T - 1 - t) / 2) on the whole update.
 
     The allocation is optimal for unsampled Gaussian noise (one zCDP budget); under Poisson sampling
-    it is the same schedule, scaled to the accountant's total.
+    the same schedule is scaled so that the accountant's total meets the budget.
 
-    g matches the LaDP-FL paper's statement that this mechanism's naive epsilon exceeds Full DP's by
-    26.04 %: sigma_T / sigma_1 = exp(-0.446) over any number of rounds.
+    The LaDP-FL paper states that the naive epsilon of this mechanism exceeds the naive epsilon of
+    Full DP by 26.04 %. g is chosen to match this statement: sigma_T / sigma_1 = exp(-0.446) for any
+    number of rounds.
     """
 
     reason = (
@@ -37,7 +40,7 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     )
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round relative to the last round's, float64 [rounds]."""
+        """Noise of each round relative to the noise of the last round, float64 [rounds]."""
         left = np.arange(rounds - 1, -1, -1)
         return np.asarray(np.exp(_MATCHED_DECAY * left / max(rounds - 1, 1)))
 

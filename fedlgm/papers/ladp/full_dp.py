@@ -19,7 +19,7 @@ class FullDP(ScheduledGaussian):
 
     The sensitivity is 2 C. The published value, 2 C / m (m: examples of the smallest client),
     treats the minimiser of an average as an average of minimisers, which is false for networks. The
-    broadcast's noise is omitted: it adds nothing to the guarantee of the uploads.
+    noise on the broadcast is omitted, because it adds nothing to the guarantee of the uploads.
     """
 
     reason = (

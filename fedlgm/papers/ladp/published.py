@@ -32,7 +32,7 @@ _PUBLISHED = (
     "unselected layers are uploaded as they are, and selection and noise scales follow the "
     "client's private weights (docs/guarantees.md, section LaDP-FL)"
 )
-_LEAST_SCORE = 1e-12  # where the paper divides by zero: noise beyond any use, but still a number
+_LEAST_SCORE = 1e-12  # in place of the paper's division by zero: a finite but useless noise scale
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,19 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     Theorem 3.
 
     Every client computes these quantities from its own weights (local trust). The recipe's epsilon
-    and delta refer to one release; the paper charges q epsilon for it. This class deviates from the
-    paper in two points: clients have equal weight, over the public cohort size, and a client makes
-    E epochs (the paper's loop, taken literally, makes E + 1).
+    and delta are the budget of one release; the paper charges q epsilon for a release. This class
+    deviates from the paper in two points: clients have equal weights, and their sum is divided by
+    the public cohort size; and a client makes E epochs (the paper's loop, taken literally, makes E
+    + 1 epochs).
 
     Attributes:
-        threshold: R >= 0; layers of smaller norm are not selected and are uploaded without noise.
+        threshold: R >= 0; layers with a norm below R are not selected, and are uploaded without
+            noise.
         score_cap: B > 0.
-        estimate: False is the paper's ablation: every selected layer's score is B.
-        batch_share: q in the paper's claim q T epsilon: batch size over number of local examples;
-            the paper has 50 / 500.
+        estimate: whether scores are computed. With False, every selected layer's score is B, as in
+            the paper's ablation.
+        batch_share: q in the paper's claim q T epsilon: batch size divided by the number of local
+            examples, 50 / 500 in the paper.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -69,13 +72,15 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     batch_share: Positive = 0.1
 
     def calibrate(self, facts: RunFacts) -> float:
-        """2 (c/B) / epsilon, the noise over eta E G_c at P = B, for any number of rounds."""
+        """The multiplier 2 (c/B) / epsilon, for any number of rounds. It is the noise at P = B
+        divided by eta E G_c.
+        """
         epsilon, delta = require(facts, self.name).budget()
         self._half_sensitivity(facts)
         return 2 * theorem3_constant(epsilon, delta) / epsilon
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The common plan of the round, which clients replace by their own plans."""
+        """The common plan of the round. Clients replace it by their own plans."""
         epsilon, delta = require(facts, self.name).budget()
         reached = theorem3_delta(epsilon, delta)
         reason = _PUBLISHED

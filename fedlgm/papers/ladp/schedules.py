@@ -1,14 +1,15 @@
-"""Noise that changes over the rounds at one budget: the common part of Full DP, Time-Varying DP and
-DPA.
+"""Noise that changes over the rounds for a given budget: the common code of Full DP, Time-Varying
+DP and DPA.
 
 A schedule gives the noise of each round relative to the smallest noise of a round. `calibration =
-"equal-total"` scales the whole schedule so that all rounds together meet the run's (epsilon, delta)
-by the run's accountant, which makes the comparison fair. `calibration = "matched"` is the LaDP-FL
-paper's frame: every schedule starts at the noise of Full DP, the recipe's epsilon is the epsilon of
-one release, and the paper's sum of q epsilon_t is recorded as a claim next to the proven epsilon.
+"equal-total"` scales the whole schedule so that, by the run's accountant, all rounds together meet
+the run's (epsilon, delta). This makes comparisons fair. `calibration = "matched"` is the LaDP-FL
+paper's setting: every schedule starts at the noise of Full DP, and the recipe's epsilon is the
+epsilon of one release. The paper's sum of q epsilon_t is recorded as a claim next to the proven
+epsilon.
 
-Under Poisson sampling the accountant composes every distinct noise level, so a schedule is a
-staircase of a few levels: the noise that is added has exactly the levels that are accounted for.
+Under Poisson sampling the accountant composes every distinct noise level. A schedule is therefore a
+staircase of a few levels, and the added noise has exactly the accounted levels.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ _LEVELS = 5  # noise levels of the staircase that approximates a schedule
 
 @dataclass(frozen=True)
 class PaperBaseline(Bounded):
-    """Base of the mechanisms that the LaDP-FL paper compares with.
+    """Base of the mechanisms with which the LaDP-FL paper compares its method.
 
     Attributes:
-        bound: l2 bound C of one client's update; under calibration = "matched" it follows from the
-            local training (half of the paper's Delta_f = 2 eta E G_c) and this option is not used.
+        bound: l2 bound C of one client's update. Under calibration = "matched" this option is not
+            used, because C follows from the local training (half of the paper's Delta_f = 2 eta E
+            G_c).
         calibration: "equal-total" (one proven (epsilon, delta) for the whole run) or "matched" (the
             paper's frame; local trust; the recipe's epsilon and delta are the budget of one
             release).
         constant: for "matched", the constant c of sigma = c Delta_f / epsilon: "theorem3" or
             "classical".
-        batch_share: for "matched", q = batch size / local examples of the paper's q T epsilon; 50 /
-            500 in the paper.
+        batch_share: for "matched", q in the paper's q T epsilon: batch size divided by the number
+            of local examples, 50 / 500 in the paper.
 
     Example:
         >>> from fedlgm import LocalTraining, Sampling
@@ -69,7 +71,7 @@ class PaperBaseline(Bounded):
         return bound_by_training(require(facts, self.name).training)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of every round ("equal-total") or the paper's noise over C ("matched")."""
+        """sigma_* of every round ("equal-total"), or the paper's noise divided by C ("matched")."""
         return (
             self.matched_multiplier(facts)
             if self.calibration == "matched"
@@ -77,7 +79,8 @@ class PaperBaseline(Bounded):
         )
 
     def matched_multiplier(self, facts: RunFacts) -> float:
-        """Noise of the first round over C: 2 c / epsilon, since the paper's sensitivity is 2 C.
+        """Noise of the first round divided by C: 2 c / epsilon, because the paper's sensitivity is
+        2 C.
 
         Raises:
             ConfigError: the facts are outside the paper's frame.
@@ -87,8 +90,8 @@ class PaperBaseline(Bounded):
         return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
 
     def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
-        """The paper's charge q epsilon_t for a participation whose noise is `noise` times the noise
-        of the first round.
+        """The paper's charge q epsilon_t for a participation with `noise` times the noise of the
+        first round.
         """
         if self.calibration == "equal-total":
             return None
@@ -118,7 +121,7 @@ class ScheduledGaussian(PaperBaseline):
     """
 
     reason: ClassVar[str]
-    """Why the release is private, and how closely the mechanism follows its source."""
+    """The reason why the release is private, and how closely the mechanism follows its source."""
 
     def table(self, layers: LayerTable) -> LayerTable:
         """All layers merged into one, because the whole update has one bound and one noise
@@ -133,11 +136,14 @@ class ScheduledGaussian(PaperBaseline):
         return np.ones(rounds)
 
     def shape(self, rounds: int) -> np.ndarray:
-        """Noise of each round over the least one, as a staircase, float64 [rounds]."""
+        """Noise of each round divided by the least noise of a round, as a staircase, float64
+        [rounds].
+        """
         return staircase(self.schedule(rounds), _LEVELS)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Noise over C of the least noisy round ("equal-total") or of the first round ("matched").
+        """Noise divided by C, in the round with the least noise ("equal-total") or in the first
+        round ("matched").
 
         Under local trust a client may be drawn in any rounds, so the calculation assumes that its
         releases are in the rounds with the least noise.
@@ -171,8 +177,8 @@ class ScheduledGaussian(PaperBaseline):
 
 
 def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
-    """A schedule of at most `levels` equally long steps that spends the same zCDP as `schedule` in
-    each step. Its least noise is 1.
+    """A schedule of at most `levels` steps of equal length. In each step it spends the same zCDP as
+    `schedule`. Its least noise is 1.
 
     Args:
         schedule: positive noise levels, [rounds].

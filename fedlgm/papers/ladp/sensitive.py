@@ -1,9 +1,10 @@
 """Sensitive DP: bounds and noise that follow each layer's estimated sensitivity. A RECONSTRUCTION.
 
 Source: Xue et al., "Differentially Private Federated Learning with an Adaptive Noise Mechanism"
-(IEEE TIFS 2023). Its abstract states a sensitivity estimated from local and global history; its
-estimator was not available. Here the estimate uses only released history, so the noise scale
-reveals nothing new. A client's own history would be private state; the released mean replaces it.
+(IEEE TIFS 2023). The abstract mentions a sensitivity that is estimated from local and global
+history. The estimator was not available. Here the estimate uses only released history, so the noise
+scale reveals nothing new. A client's own history would be private state; the released mean is used
+in its place.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SensitiveDP(PaperBaseline):
     sqrt(K) S_j.
 
     h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa =
-    1.5 is the ratio by which a client's update may exceed the mean update, S_max = C / sqrt(K) and
+    1.5 allows a client's update to exceed the mean update by this factor, S_max = C / sqrt(K) and
     S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the same: one Gaussian
     release over all layers.
     """
@@ -43,8 +44,8 @@ class SensitiveDP(PaperBaseline):
         clip = self._sensitivities(layers, facts, transcript)
         joint = math.sqrt(len(layers))
         if self.calibration == "matched":
-            # The paper's frame noises every layer as if it were released alone, and the event
-            # counts all K layers.
+            # In the paper's setting, every layer gets the noise of a separate release, and the
+            # event counts all K layers.
             joint = 1.0
         reason = "a reconstruction of Sensitive DP: layers are bounded and noised by norms of released updates"
         sigma = facts.noise_multiplier * joint * clip

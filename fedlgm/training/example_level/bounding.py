@@ -1,5 +1,5 @@
-"""A step's contribution to the sum: bounded per-example gradients, and the examples' answers to the
-plan's queries.
+"""A batch's contribution to a step's sum: bounded per-example gradients, and the examples' answers
+to the plan's queries.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedlgm.training.example_level.scaling import one_by_one
 def bounded_updates(
     batches: Sequence[ClippedSum], scaling: Scaling, plan: ReleasePlan
 ) -> BoundedUpdates:
-    """One row for each batch, opposite to the gradient, within the bounds of the scaling and the
-    queries.
+    """One row for each batch: the negative sum of the bounded gradients, with the bounded answers
+    to the queries.
 
     Args:
         batches: scaled sums and the norms used for scaling. The sign of a single sum is changed in
@@ -44,7 +44,8 @@ def bounded_updates(
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """The same row for given per-example gradients [B, D], for audits and tests without a model.
+    """The row of `bounded_updates` for given per-example gradients [B, D], for audits and tests
+    without a model.
 
     An example with NaN or Inf counts as zero.
     """
@@ -84,7 +85,8 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
 
 
 def _answers(norms: Sequence[Tensor], plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
-    """Sums of the examples' answers in float64, a row for each batch's norms [B, K].
+    """Sums of the examples' answers in float64, with one row for each batch. A batch is given by
+    its norms [B, K].
 
     An example whose norms are not finite counts as zero.
     """

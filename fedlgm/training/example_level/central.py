@@ -50,7 +50,7 @@ class Trained:
     Attributes:
         model: the final weights in the order of the layer table, [D].
         epsilon: the ledger's proven epsilon at the facts' delta, including earlier charges.
-        guarantee: meaning of that epsilon.
+        guarantee: guarantee for which that epsilon holds.
         steps: number of releases.
         noise_reproducible: whether the noise came from a public seed, with which it can be drawn
             again.
@@ -89,9 +89,9 @@ def train(
     """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are
     changed in place.
 
-    Each step draws a Poisson batch at the sampling rate q of the facts, sums the bounded gradients
-    of its examples, charges the ledger, adds the plan's noise, divides by the public q N and moves
-    the weights against the result. An empty batch also makes a step, which releases pure noise. The
+    Each step draws a Poisson batch at the sampling rate q of the facts and sums the bounded
+    gradients of its examples. It charges the ledger, adds the plan's noise, divides by the public q
+    N and moves the weights against the result. A step with an empty batch releases only noise. The
     neighbouring relation is taken from the facts; usually it is adding or removing one example. The
     returned epsilon covers all charges on the ledger.
 
@@ -105,15 +105,15 @@ def train(
             rounds are the steps.
         keys: source of batches and noise; None draws a secret ring from the operating system. With
             a seeded ring the noise is reproducible, and the run is only a simulation.
-        ledger: charged before every release.
+        ledger: ledger that is charged before every release.
         lr: learning rate.
         optimizer: step on the released gradient; "adam" with `weight_decay` is AdamW. No optimizer
             changes epsilon, because it sees released values only.
-        momentum: for "sgd".
+        momentum: momentum of "sgd".
         weight_decay: factor of decoupled weight decay.
         schedule: "linear", "cosine", or "package.module:name" of a function (step, steps) ->
             factor of the learning rate; see `fedlgm.training.rates.factors`.
-        task: losses per example; None is classification.
+        task: task that gives the losses per example; None is classification.
         exact_sums: see `ExampleGradients`.
         progress: called with the number of every finished step.
         continue_ledger: whether the ledger may hold steps of earlier trainings. The costs of all
@@ -141,8 +141,8 @@ def train(
             f"the facts count {facts.sampling.population} examples, but the data have {len(y)}"
         )
     keys = KeyRing.from_seed(None) if keys is None else keys
-    # The draws also depend on the ledger: sampling amplifies trainings on two ledgers only if their
-    # draws differ.
+    # The draws also depend on the ledger, because sampling amplifies trainings on two ledgers only
+    # if their draws differ.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
     if facts.delta is None:
         raise ConfigError(
@@ -161,8 +161,8 @@ def train(
             plan = method.plan(transcript)
             drawn = batches
             if keys.secret:
-                # A step at other weights or by another plan is another release. Sampling amplifies
-                # it by separate draws.
+                # A step at different weights or by a different plan is a different release.
+                # Sampling amplifies it only with a separate draw.
                 weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
                 drawn = batches.derive(weights, plan.to_json().encode())
             rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
@@ -171,13 +171,13 @@ def train(
                 plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
             total = BoundedSum.empty(plan)
             total.add(trainer.sum(x, y, rows, plan))
-            # The noise is named by what the step releases, even if a public seed gives every
-            # training the same noise. Another training on the same ledger is then charged, and a
-            # repetition of the same training is not.
+            # The name of the noise depends on what the step releases, even if a public seed gives
+            # every training the same noise. A different training on the same ledger is therefore
+            # charged, but a repetition of the same training is not.
             key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
             event = plan.event
             if keys.secret:
-                # A training with another loss draws the same first batch, and a batch amplifies
+                # A training with a different loss draws the same first batch, but a batch amplifies
                 # only one release.
                 key += (batch := f" of batch {fingerprint(drawn, step)}")
                 if key != next(

@@ -38,15 +38,15 @@ from fedlgm.training.stack.tape import Memory
 from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
-"""Target for the largest activation of a micro-batch. The system maps larger tensors anew every
-time.
+"""Target for the size of the largest activation of a micro-batch. For larger tensors, the system
+maps new memory every time.
 """
 PASS_BYTES = 320 << 20
 """Target for the size of the inputs and outputs of all layers in a micro-batch; half of it if sums
 must also be kept.
 """
 STORED_BYTES = 128 << 20
-"""Size of a micro-batch's per-example gradients that may be kept at a time."""
+"""Largest size of the per-example gradients of a micro-batch that are kept at a time."""
 _KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
 _RULE = "conditional on no rule for vmap joining rows (tested on a few examples)"
 _PRECISE = (torch.float32, torch.float64)
@@ -61,9 +61,9 @@ class ClippedSum:
         total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64
             with `exact_sums`.
         norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every
-            layer before scaling, float64 [B, K]; NaN or Inf where it is not finite. PRIVATE: for
-            diagnostics that stay private.
-        discarded: examples that counted as zero because one of their gradients was not finite.
+            layer before scaling, float64 [B, K]; NaN or Inf where the gradient is not finite.
+            PRIVATE: for diagnostics that stay private.
+        discarded: number of examples that counted as zero because a gradient was not finite.
             PRIVATE.
 
     Example:
@@ -97,11 +97,11 @@ class SumsExamples(Protocol):
         """The clipped sum of one batch."""
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """`sum` of one batch after another."""
+        """The clipped sums of several batches, one after another."""
 
     def condition(self, x: Any) -> str:
-        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if there
-        is none.
+        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if the
+        guarantee needs no assumption.
         """
 
 
@@ -116,7 +116,7 @@ class ExampleGradients:
     Args:
         module: any module whose first dimension is the example and whose examples do not influence
             each other.
-        layers: its layer table, of any grouping.
+        layers: the module's layer table, with any grouping.
         task: losses per example; None is classification.
         micro_batch: maximum number of examples per pass; None chooses by the size of the
             activations. It affects only rounding.
@@ -127,8 +127,8 @@ class ExampleGradients:
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
-            it lacks parameters of the table, or has several dtypes or one of lower precision than
-            float32; or `micro_batch` is below 1.
+            the module lacks parameters of the table, or its parameters have several dtypes or a
+            lower precision than float32; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -179,7 +179,7 @@ class ExampleGradients:
         keep_freed_memory()
         self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
-        self._dimensions: tuple[int, ...] | None = None  # of the inputs for which it holds
+        self._dimensions: tuple[int, ...] | None = None  # of the condition's inputs
         shared = shared_state(module, self._task)
         self._kept = "" if shared is None else f"{_KEPT}: {shared}"
         rule = own_vmap_rule(model=module, task=self._task)
@@ -195,8 +195,8 @@ class ExampleGradients:
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """Assumptions of a guarantee about module and task; empty if both keep rows and steps apart
-        by construction.
+        """Assumptions of a guarantee about module and task; empty if module and task keep rows and
+        steps apart by construction.
 
         Args:
             x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
@@ -205,7 +205,9 @@ class ExampleGradients:
 
     @property
     def generic(self) -> tuple[str, ...]:
-        """Names of the modules that get generic, slower per-example gradients."""
+        """Names of the modules whose per-example gradients are computed by the generic, slower
+        method.
+        """
         return tuple(site.name for site in self._generic)
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
@@ -214,7 +216,7 @@ class ExampleGradients:
         Args:
             x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B
                 may be 0.
-            y: targets, the example first.
+            y: targets; the first dimension is the example.
             scaling: factors of the layers' gradients.
 
         Returns:
@@ -222,7 +224,7 @@ class ExampleGradients:
 
         Raises:
             ConfigError: examples influence each other, a parameter is used outside the module that
-                owns it, there are not as many targets as inputs, or the module was changed after
+                owns it, the numbers of targets and inputs differ, or the module was changed after
                 this object was made.
         """
         self._built.check()
@@ -264,15 +266,13 @@ class ExampleGradients:
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """`sum` of one batch after another, each with the weights that the module has when the
-        batch is taken.
+        """The clipped sums of several batches, one after another. Each sum uses the weights that
+        the module has when the batch is requested.
         """
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
-        """Collect the outermost modules whose gradients follow from a rule or are found
-        generically.
-        """
+        """Collect the outermost modules with a rule or with generic gradients."""
         parameters = [
             value for value in module.parameters(recurse=False) if id(value) in self._places
         ]
@@ -296,7 +296,7 @@ class ExampleGradients:
             )
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
-        """Largest number of examples of a pass."""
+        """Largest number of examples in one pass."""
         return self._micro_batch or self._choose(
             inputs, isinstance(scaling, PerLayerClip), norm_of(scaling).fused
         )
@@ -342,8 +342,8 @@ class ExampleGradients:
 
     @contextmanager
     def _replace_forward(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
-        """The module, in which `call(site, *arguments)` replaces the sites' forward passes, with
-        its own attributes.
+        """Inside the block, `call(site, *arguments)` replaces the forward passes of the sites in
+        the module.
         """
         replaced = {site.module: _bind(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
@@ -409,8 +409,8 @@ class ExampleGradients:
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of a shared input differently, such as a model that
-        uses only the first row.
+        """Refuse a model that treats the rows of a shared input differently, for example by using
+        only the first row.
 
         The rows hold the same numbers in the forward pass, but each row carries the gradient of its
         own example.
@@ -422,8 +422,8 @@ class ExampleGradients:
         tolerance = 1e-2 * apart.nan_to_num(0.0, 0.0, 0.0).norm(dim=1, keepdim=True)
         if bool(((together - apart).abs() > tolerance).any()):
             raise ConfigError(
-                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, which does "
-                "not reach every example alike: pass one row per example, as in "
+                f"{', '.join(sorted(self._shared))} gets one row for the whole batch, but not "
+                "every example uses this row in the same way: pass one row per example, as in "
                 "positions.expand(len(x), -1)"
             )
 
@@ -436,7 +436,9 @@ class ExampleGradients:
         return squares.sqrt()
 
     def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
-        """Inputs of the sites and output of the module for a batch, in the order of the calls."""
+        """Inputs of the sites in the order of their calls, and output of the module, for one
+        batch.
+        """
         seen: list[tuple[str, Tensor]] = []
 
         def look(site: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -470,7 +472,9 @@ def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
 def _observer(
     sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 ) -> Callable[..., Any]:
-    """A forward pass that records the largest tensors per example and passes on the arguments."""
+    """A forward pass that records the largest tensors per example and leaves the arguments
+    unchanged.
+    """
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:
         values = (*arguments, *named.values())

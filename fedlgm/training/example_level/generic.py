@@ -1,5 +1,5 @@
-"""Per-example gradients of any module: every example has a copy of the parameters, under
-`torch.func.vmap`.
+"""Per-example gradients of any module, under `torch.func.vmap` with a separate copy of the
+parameters for every example.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from fedlgm.training.example_level.rules import refuse_packed
 
 
 class GenericSite:
-    """A module without a rule, with all modules inside it.
+    """A module without a rule, including all modules inside it.
 
     The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a
     gradient per example. A module that `torch.func.vmap` does not support, such as a recurrent
     module, is called example by example.
 
     Args:
-        module: maps tensors whose first dimension is the example to tensors with such a dimension
-            anywhere.
-        name: its name.
-        places: places of the trained parameters, by their identity.
+        module: maps tensors whose first dimension is the example to tensors in which any dimension
+            may be the example.
+        name: name of the module.
+        places: ranges of the trained parameters in the flat vector, by the parameters' identity.
 
     Attributes:
-        of_row: one row's parameters, while `call_row` is called under vmap.
+        of_row: the parameters of one row, while `call_row` runs under vmap.
     """
 
     of_row: Mapping[str, Tensor]
@@ -50,7 +50,7 @@ class GenericSite:
         self._batched: list[bool] | None = None
 
     def leaves(self) -> list[Tensor]:
-        """The expanded parameters of the forward pass; none before it."""
+        """The expanded parameters of the forward pass; empty before a forward pass."""
         return list(self._leaves.values())
 
     def clear(self) -> None:
@@ -58,13 +58,13 @@ class GenericSite:
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Find which arguments have an example dimension, from a call with a distinctive number of
-        examples.
+        """Determine the arguments that have an example dimension, from a call with a distinctive
+        number of examples.
         """
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def expand(self, examples: int) -> dict[str, Tensor]:
-        """New leaves of the graph [n, ...], one row of parameters for each example."""
+        """Make new leaves of the graph [n, ...], with one row of parameters for each example."""
         self._leaves = {
             key: value.detach().expand(examples, *value.shape).requires_grad_()
             for key, value in self._own.items()
@@ -226,7 +226,7 @@ class GenericSite:
         named_parameters = {f"module.{key}": value for key, value in parameters.items()}
         patched = vars(self.module).pop("forward", None)
         try:
-            with restored_around(self._restored):  # a loop calls it for one row after another
+            with restored_around(self._restored):  # a loop calls it row by row
                 return torch.func.functional_call(
                     self._direct, named_parameters, tuple(arguments), named
                 )
@@ -248,7 +248,5 @@ class _Direct(nn.Module):
         self._forward = module.forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The module's outputs; unlike `nn.Module.__call__` it runs no hooks of all modules
-        either.
-        """
+        """The module's outputs. Unlike in `nn.Module.__call__`, no global hooks run."""
         return self._forward(*arguments, **named)

@@ -24,26 +24,27 @@ from fedlgm.training.native.program import Program
 from fedlgm.training.native.trainer import one_array, require_cpu, targets
 
 BLOCK_BYTES = 4 << 20
-"""Gradients that are kept at a time; they should stay in the processor's cache."""
+"""Size of the gradients that are kept at a time. They should stay in the processor's cache."""
 BLOCK = 64
 """Largest number of examples in a block."""
 
 
 class NativeExampleGradients:
-    """Does what `ExampleGradients` does, with the compiled kernel; results agree up to rounding.
+    """`ExampleGradients` with the compiled kernel. The results agree up to rounding.
 
     The kernel measures, scales and adds the gradients of a block of examples at a time. Norms and
     sums are in float64. The sum has the same bits for every block size.
 
     Args:
-        module: the model, float32; a sequence of the layers that `Program.of` lists.
-        layers: its layer table; layers may be of any grouping.
+        module: the model, in float32. It must be a sequence of the layers that `Program.of` lists.
+        layers: the model's layer table, with any grouping.
         task: classification, regression with squared loss, or binary labels.
-        weights: the module's parameters in the order of the table, [D]; read at every sum.
+        weights: the module's parameters in the order of the table, [D]. They are read again for
+            every sum.
 
     Raises:
-        ConfigError: another device, or a machine without the kernel; at the first sum, a model or
-            task that the kernel does not know.
+        ConfigError: the device is not the CPU, or the machine has no kernel; at the first sum, the
+            kernel does not support the model or task.
 
     Example:
         >>> from fedlgm import tasks
@@ -71,13 +72,13 @@ class NativeExampleGradients:
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
         """The clipped sums of several batches, one after another."""
-        self._built.check()  # once, because it takes as long as some of the sums
+        self._built.check()  # only once, because it takes as long as some of the sums
         scaling = one_by_one(scaling)
         order = norm_of(scaling).order
         return [self._sum(x, y, scaling, order) for x, y in batches]
 
     def condition(self, x: Any) -> str:
-        """Empty, because the kernel's layers treat rows independently (see
+        """An empty condition, because the kernel's layers treat rows independently (see
         `ExampleGradients.condition`).
         """
         return ""
@@ -106,7 +107,9 @@ class NativeExampleGradients:
         return ClippedSum(examples.unpack(sums, program.parameters), norms, discarded)
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
-        """For inputs of a shape: the program, the kernel's memory, and the examples of a block."""
+        """For inputs of one shape: the program, the kernel's memory, and the number of examples in
+        a block.
+        """
         if self._known is None or self._known[0] != shape:
             program = Program.of(self._module, self._layers, shape, self._task)
             _, per_example = call.sizes(self._library, program.ops)

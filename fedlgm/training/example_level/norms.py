@@ -1,7 +1,7 @@
 """Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
 
-A norm adds up an amount per parameter of a layer (squares for l2) and computes the layer's norm
-from the sum.
+A norm adds up amounts over the parameters of a layer (squares for l2), and computes the layer's
+norm from the sum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class L2:
 
     Attributes:
         order: 1 or 2.
-        fused: whether the layers' rules compute its amounts without forming every example's
-            gradient.
+        fused: whether the layers' rules compute the amounts of this norm without forming every
+            example's gradient.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
@@ -35,7 +35,7 @@ class L2:
         return row_squares(gradients)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """Norms, from sums of amounts."""
+        """Norms that follow from sums of amounts."""
         return amounts.sqrt()
 
 
@@ -54,7 +54,7 @@ class L1:
         return gradients.abs().sum(dim=1, dtype=torch.float64)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """Norms, from sums of amounts."""
+        """Norms that follow from sums of amounts."""
         return amounts
 
 

@@ -1,6 +1,4 @@
-"""Library code that works on the whole batch, called from user code that `torch.func.vmap` runs for
-one row.
-"""
+"""Library code for the whole batch, called by user code that `torch.func.vmap` runs for one row."""
 
 from __future__ import annotations
 
@@ -15,10 +13,10 @@ def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) ->
     """One row's part of a function of the whole batch, differentiable.
 
     Args:
-        function: called once for the batch with each of the values as [n, ...]; returns a tensor
-            [n, ...], or a tuple of them.
-        row: a tensor of this row, by which the call finds the batch.
-        values: tensors of this row, or the same for all rows.
+        function: called once for the batch, with each value as a tensor [n, ...]. It returns a
+            tensor [n, ...], or a tuple of such tensors.
+        row: a tensor of this row, from which the call determines the batch.
+        values: tensors of this row, or tensors that are the same for all rows.
 
     Example:
         >>> def of_row(x):
@@ -30,8 +28,8 @@ def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) ->
 
 
 class _OnBatch(torch.autograd.Function):
-    """A function with a rule for vmap only. Autograd records the operations that the rule makes,
-    not the function.
+    """A function that has only a rule for vmap. Autograd records the operations of this rule, not
+    the function.
     """
 
     @staticmethod
@@ -40,7 +38,7 @@ class _OnBatch(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Save nothing for the backward pass."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Any, row: Tensor, *values: Tensor) -> Any:

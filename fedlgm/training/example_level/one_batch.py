@@ -31,8 +31,8 @@ def clipped_sum(
     With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||). With
     "flat" the whole gradient is multiplied by min(1, C / ||g_i||). A factor below 1 is reduced by
     2^-19, so that rounding raises no contribution above its bound. One example's contribution has
-    an l2 norm of at most sqrt(sum_j c_j^2), or C. This bound is the sensitivity of the sum under
-    add-or-remove-one example.
+    an l2 norm of at most sqrt(sum_j c_j^2) ("per-layer") or C ("flat"). This bound is the
+    sensitivity of the sum under add-or-remove-one example.
 
     Args:
         module: any module whose first dimension is the example and whose examples do not influence
@@ -50,7 +50,8 @@ def clipped_sum(
 
     Raises:
         ConfigError: bounds are out of range, the numbers of inputs and targets differ, the module
-            has no gradients per example (BatchNorm in training mode), or it fails on the batch.
+            has no gradients per example (BatchNorm in training mode), or the module fails on the
+            batch.
 
     Source: Abadi et al. (CCS 2016), Algorithm 1; Lee and Kifer (PoPETs 2021) and Li et al. (ICLR
         2022) for ghost norms.

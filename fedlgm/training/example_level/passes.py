@@ -1,5 +1,5 @@
-"""One forward and backward pass of a micro-batch, whose layers hand their gradients to their
-rules.
+"""One forward and backward pass of a micro-batch. Each layer passes its gradients to the rule of
+its type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedlgm.training.example_level.scaling import PerLayerClip
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a parameter: offset and size in the flat vector, and its layer."""
+    """Offset and size of a parameter in the flat vector, and the parameter's layer."""
 
     offset: int
     size: int
@@ -42,9 +42,8 @@ class Site:
 
 
 class Total:
-    """Sum of the scaled gradients, a flat vector whose parts are allocated on first use.
-
-    The parts take no memory while the activations of the backward pass still do.
+    """Sum of the scaled gradients, a flat vector. Its parts are allocated on first use, so that
+    they take no memory while the activations of the backward pass still need it.
 
     Args:
         size: D.
@@ -58,7 +57,7 @@ class Total:
         self.dtype, self.device = dtype, device
 
     def part(self, place: Place) -> Tensor:
-        """The sum of one parameter's gradients so far, to be added to in place."""
+        """The sum of one parameter's gradients so far. Callers add to it in place."""
         part = self._sum[place.offset : place.offset + place.size]
         if place.offset not in self._begun:
             self._begun.add(place.offset)
@@ -105,8 +104,8 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site. A site with a rule takes its inputs joined, and returns what the
-        rule's `forward` returns.
+        """Forward pass of a site. A site with a rule takes its inputs as one joined tensor, and
+        returns the result of the rule's `forward`.
 
         Raises:
             ConfigError: the call is part of the backward pass, or the first dimension is not the
@@ -138,7 +137,7 @@ class Pass:
         """End the forward pass: the number of uses of every parameter is now known.
 
         Raises:
-            ConfigError: a trained layer has run, but only where no gradient is recorded.
+            ConfigError: a trained layer ran only where no gradient is recorded.
         """
         self._started = True
         for site in self._unrecorded:
@@ -154,7 +153,7 @@ class Pass:
         """Gradients of a site, for one of its uses.
 
         Raises:
-            ConfigError: the forward pass itself takes a gradient, which would be added as well.
+            ConfigError: the forward pass itself computes a gradient, which would also be added.
         """
         if not self._started:
             raise ConfigError(
@@ -173,7 +172,9 @@ class Pass:
                 self._add_whole(place, gradients)
 
     def _add_use(self, site: Site, use: Use) -> None:
-        """Measure the gradients of all uses of a site, and add them now or keep them."""
+        """Measure the gradients of all uses of a site. Add them now, or keep them until the end of
+        the pass.
+        """
         members = Counter(place.column for place in site.places)
         alone = all(self._members[column] == count for column, count in members.items())
         if isinstance(self._scaling, PerLayerClip) and alone:
@@ -270,14 +271,16 @@ def call_without_graph(site: Site | GenericSite, *arguments: Any, **named: Any) 
 
 
 def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the gradients' precision; 0 for subnormal numbers, because rounding could double
-    them.
+    """Factors in the gradients' precision. Subnormal factors become 0, because rounding could
+    double them.
     """
     return torch.threshold(factors, math.nextafter(torch.finfo(dtype).tiny, 0.0), 0.0).to(dtype)
 
 
 class _Fused(torch.autograd.Function):
-    """A layer whose backward pass returns the input's gradient and does not expose the weights'."""
+    """A layer whose backward pass returns the gradient of the input, but not the gradients of the
+    weights.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, site: Site, work: Pass) -> Tensor:  # type: ignore[override]

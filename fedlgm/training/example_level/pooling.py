@@ -1,5 +1,5 @@
-"""Maximum over 2 x 2 windows of channels-last images, several times as fast on a CPU as torch's own
-kernel.
+"""Maximum over 2 x 2 windows of channels-last images. On a CPU it is several times as fast as
+torch's kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from fedlgm.training.stack.layers import MaxPool, pair, pairs_of
 
 
 def suits(module: nn.Module) -> bool:
-    """Whether a module is such a pooling, with steps of 1 or 2 and no other options."""
+    """Whether a module takes maxima over 2 x 2 windows, with steps of 1 or 2 and no other
+    options.
+    """
     return type(module) is nn.MaxPool2d and not is_altered(module) and MaxPool.suits(module)
 
 
 def max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """`module(x)`; of equal values the first is the maximum, as in torch."""
+    """The result of `module(x)`. Of equal values, the first is the maximum, as in torch."""
     if (
         x.dim() != 4
         or x.device.type != "cpu"
@@ -51,17 +53,20 @@ class _MaxPool(torch.autograd.Function):
 
 
 FEW_BYTES = 1 << 19
-"""Bytes of images that go through all passes together, so that images and results fit the cache."""
+"""Bytes of images that are processed together, so that images and results fit the cache."""
 
 
 def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
-    """Write the gradient of each pair to the greater element, in `routed`, which is like `x`."""
+    """Write the gradient of each pair to the greater element, in `routed`, which has the shape of
+    `x`.
+    """
     first, second = pairs_of(x, axis, step)
     to_first, to_second = pairs_of(routed, axis, step)
-    # The kernel of a threshold needs one pass: it keeps the gradient where the second is greater.
+    # The kernel of a threshold needs one pass: it keeps the gradient where the second element is
+    # greater.
     greater = torch.ops.aten.threshold_backward(gradient, second - first, 0)
     if step == 1 or x.shape[axis] % 2:
-        routed.narrow(axis, x.shape[axis] - 1, 1).zero_()  # the first of no pair
+        routed.narrow(axis, x.shape[axis] - 1, 1).zero_()  # this element is the first of no pair
     torch.sub(gradient, greater, out=to_first)
     if step == 1:
         to_second.add_(greater)

@@ -1,4 +1,4 @@
-"""Losses of a batch by a task, each a function of its own row."""
+"""Losses of a batch by a task. Each loss is a function of its own row alone."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class RowLosses:
     """A task's losses, called as `losses(outputs, y)`.
 
     A bundled task gets the whole batch. A user's task gets one row, under `torch.func.vmap` or, if
-    its losses do not run there, in a loop. Each call has a fresh copy of the task, so nothing that
-    one call keeps reaches the next.
+    its losses do not run there, in a loop. Each call has a fresh copy of the task, so that nothing
+    passes from one call to the next.
 
     Args:
         task: the task.
-        parameters: the model's parameters, which a copy shares: a loss that depends on them is
-            refused by the engine.
+        parameters: the model's parameters, which a copy of the task shares. The engine refuses a
+            loss that depends on them.
 
     Raises:
         ConfigError: the task cannot be copied, or does not give one loss per example.
@@ -44,11 +44,11 @@ class RowLosses:
     def __init__(self, task: ExampleLosses, parameters: Iterable[Tensor] = ()) -> None:
         self._bundled, self._mapped = is_bundled(task), True
         self._shared = {id(parameter): parameter for parameter in parameters}
-        # what the user does with the original has no effect
+        # a later change of the original has no effect
         self._task = task if self._bundled else self._copy(task)
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
-        """Losses [n] for outputs [n, ...], or a tree of them, and targets [n, ...]."""
+        """Losses [n] for targets [n, ...] and outputs [n, ...], which may be a tree of tensors."""
         if self._bundled:
             return _require_losses(self._task.losses(outputs, y), y)
         if self._mapped:

@@ -1,6 +1,6 @@
 """Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
 
-An example i with layer gradients g_1 .. g_K contributes sum_j f_ij g_ij. A `Scaling` computes the
+An example i with layer gradients g_i1 .. g_iK contributes sum_j f_ij g_ij. A `Scaling` computes the
 factors f_ij from the norms ||g_ij|| and states a bound of the contribution that holds for all
 norms.
 """
@@ -23,25 +23,26 @@ from fedlgm.planning.clipping import Scaling as Scaling
 
 SAFETY = 1 - 2.0**-19
 """Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then raises no
-gradient above its bound. With the rounding of float64 sums of up to 2^15 gradients (n^2 2^-52 of
-the bound, 2^-22), a sum still moves by no more than the bound.
+gradient above its bound. Float64 sums of up to 2^15 gradients have a rounding error of n^2 2^-52 of
+the bound, which is 2^-22. Including this error, one example still moves a sum by no more than the
+bound.
 """
 LEAST_BOUND = 2.0**-36
-"""Smallest bound except 0. Squares of float32 numbers vanish below 1e-19, so a norm is known only
-above 5e-15."""
+"""Smallest bound above 0. The squares of float32 numbers below 1e-19 vanish, so only norms above
+5e-15 are accurate."""
 LEAST_STABILISER = 1e-6
-"""Smallest stabiliser, which keeps short gradients from being scaled up without limit."""
+"""Smallest stabiliser. A stabiliser limits how far gradients with a small norm are scaled up."""
 LEAST_NORM = 2.0**-46
 """Norms below this value count as 0 in a normalisation, because float32 does not determine the
 direction."""
 
 
 class _OneByOne:
-    """A user's scaling, called with one example at a time; factors that exceed its own bounds are
-    cut to them.
+    """A user's scaling, called with one example at a time. Factors that exceed the scaling's own
+    bounds are reduced to these bounds.
 
-    Its bounds are read once. Otherwise the factors could be cut to other bounds than those that the
-    plan checks.
+    The bounds are read only once. Otherwise the factors could be limited by bounds that differ from
+    the bounds that the plan checks.
     """
 
     def __init__(self, scaling: Scaling) -> None:
@@ -103,8 +104,8 @@ def one_by_one(scaling: Scaling) -> Scaling:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """min(1, c / norm), times 1 - 2^-19 if this is below 1; 1 for an infinite bound, 0 for a bound
-    of 0.
+    """The factor min(1, c / norm), multiplied by 1 - 2^-19 if it is below 1; 1 for an infinite
+    bound, 0 for a bound of 0.
 
     This function is for gradients of examples, in tensors on any device. For clients' updates see
     `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
@@ -122,7 +123,7 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         and norms.dtype == torch.float64
         and 0 < SAFETY * bound < math.inf
     ):
-        # the same in two operations, which NumPy computes for a few numbers in a third of the time
+        # the same in two operations: for a few numbers, NumPy computes them in a third of the time
         limit = SAFETY * bound
         if norms.device.type == "cpu":
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
@@ -138,7 +139,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
     Args:
         bounds: one per layer.
-        layers: K, if known.
+        layers: number K of layers, if known.
 
     Raises:
         ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one
@@ -191,12 +192,13 @@ class PerLayerClip(Scaling):
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
         """Column `layer` of the factors, for norms [n] of that layer.
 
-        A layer's factor depends on its own norm alone, so its gradients are scaled and added during
-        the backward pass. The gradients of other scalings wait for the end of the pass.
+        A layer's factor depends only on the layer's own norm, so the layer's gradients are scaled
+        and added during the backward pass. With other scalings, gradients wait for the end of the
+        pass.
         """
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
-            return limit / norms.clamp(min=limit)  # as `clip_factors`, up to rounding
+            return limit / norms.clamp(min=limit)  # equals `clip_factors` up to rounding
         return clip_factors(norms, self.clip[layer])
 
     @override
@@ -219,12 +221,12 @@ class _Whole(Scaling):
 
     @override
     def factors(self, norms: Tensor) -> Tensor:
-        if norms.shape[1] == 1:  # the only layer's norm is the norm of the whole, to the bit
+        if norms.shape[1] == 1:  # with one layer, the layer's norm is the whole norm, bit for bit
             return self.of_whole(norms)
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
     def of_whole(self, norms: Tensor) -> Tensor:
-        """Factor of each gradient for its norm, of any shape."""
+        """Factor of each gradient, from the norms of the gradients, in any shape."""
         raise NotImplementedError
 
     @override
@@ -301,9 +303,9 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The factor multiplies the gradient itself. This gradient is missing in the LM-DP-SGD paper's
-    copy of the formula. The norm of the result stays below C. Small gradients keep the weight C
-    instead of the 1 / gamma of Auto-S.
+    The factor multiplies the gradient, which is missing in the LM-DP-SGD paper's copy of the
+    formula. The norm of the result stays below C. The factor of small gradients is about C, where
+    the factor of Auto-S grows to C / gamma.
 
     Attributes:
         clip: C.
@@ -334,8 +336,8 @@ class PSAC(_Whole):
 
 @dataclass(frozen=True)
 class Reweighted(Scaling):
-    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for fixed
-    weights.
+    """f_ij = w_j min(C, ||g_i||) / ||g_ij||, or 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for
+    fixed weights.
 
     Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at
     most C ||w||_2 = C.
@@ -388,7 +390,8 @@ class Reweighted(Scaling):
 
 
 def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int) -> Scaling:
-    """The scaling of `style` "per-layer" (a number stands for that bound in every layer) or "flat".
+    """The scaling of `style` "per-layer" or "flat". With "per-layer", a single number is the bound
+    of every layer.
 
     Raises:
         ConfigError: the style is unknown, bounds are out of range, or there are several bounds for

@@ -1,11 +1,12 @@
-"""How the rows of a batch are kept apart in a model's forward pass.
+"""Separation of the rows of a batch in a model's forward pass.
 
 A clipped gradient bounds an example's effect only if the gradient is a function of that example
 alone. Three ways of computing the outputs of a batch differ in what they prove:
 
-* `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call.
-* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
-  reach the others. The layers inside still get the whole batch, so their gradients are clipped and
+* `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call. *
+`MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
+access the other rows. The layers inside still get the whole batch, so their gradients are clipped
+and
   summed at the usual cost.
 * `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only
   evidence.
@@ -35,17 +36,17 @@ from fedlgm.training.models.built import is_altered
 
 Call = Callable[..., Any]
 """Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
-with a rule takes its inputs joined, and returns what the rule's `forward` returns.
+with a rule takes its inputs as one joined tensor, and returns the result of the rule's `forward`.
 """
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
-"""Context in which layers are computed by a `Call`, and pools by this package's functions if the
-flag is set."""
+"""A context in which a `Call` computes layers. If the flag is set, this package's functions compute
+max-pooling."""
 
 TRIED_ROWS = (
     "conditional on the model treating the rows of a batch independently, which a trial on a few "
     "examples supports: the model does not run under torch.func.vmap"
 )
-"""Condition of guarantees if only a trial has found that rows are apart."""
+"""Condition of a guarantee if a trial is the only evidence that rows are apart."""
 
 _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     *RULES.keys() - {nn.LSTM, nn.GRU}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
@@ -53,13 +54,13 @@ _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
 })  # fmt: skip
-"""Types of PyTorch whose output for a row, an index of the first dimension, depends on that row
-alone."""
+"""Types of PyTorch whose output for a row depends on this row alone. A row is an index of the first
+dimension."""
 
 _ROW_WISE_NAMES = frozenset(
     ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
 )
-"""Such types of a package that is not imported here, by module and name."""
+"""Types with the same property in a package that is not imported here, by module and name."""
 
 
 class Separation(Protocol):
@@ -79,14 +80,14 @@ class Separation(Protocol):
 def separate(
     module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], patch: Patch
 ) -> Separation:
-    """The first of the three ways that a model supports.
+    """The first of the three ways of separation that a model supports.
 
     Args:
         module: the model.
-        sites: its layers.
+        sites: layers of the model.
         x: inputs of at least one example [n, ...], on the model's device; their values make no
             difference.
-        patch: replaces the layers' forward passes.
+        patch: function that replaces the layers' forward passes.
 
     Raises:
         ConfigError: a known layer would read the rows of such inputs as one example, or fails on
@@ -115,7 +116,7 @@ def separate(
             mapped.outputs(
                 tuple(value[:1].expand(2, *value.shape[1:]) for value in x), call_without_graph
             )
-    except Exception as error:  # of the user's code, or of an operation that vmap does not support
+    except Exception as error:  # of the user's code, or an operation without a rule for vmap
         return TriedRows(module, patch, error)
     return mapped
 
@@ -132,7 +133,7 @@ def has_known_layers(module: nn.Module) -> bool:
 
 
 def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
-    """Refuse inputs that a known layer, also a frozen one, would read as one example."""
+    """Refuse inputs that a known layer, trained or frozen, would read as one example."""
 
     def checking(rule: type[Rule], name: str) -> Callable[..., None]:
         return lambda part, given, named: require_rows(
@@ -173,10 +174,11 @@ class KnownLayers(Separation):
 
 
 class TriedRows(KnownLayers):
-    """One call for the batch, of a model whose rows only trials have found to be apart.
+    """One call for the batch, of a model for which trials are the only evidence that rows are
+    apart.
 
     Attributes:
-        reason: why the model does not run under vmap.
+        reason: reason why the model does not run under vmap.
     """
 
     condition = TRIED_ROWS
@@ -191,7 +193,7 @@ class MappedRows(KnownLayers):
 
     Args:
         module: the model.
-        sites: its layers.
+        sites: layers of the model.
         patch: see `separate`.
     """
 
@@ -237,7 +239,7 @@ def _call_layer(call: Call, site: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _call_row(call: Call, row: Tensor, site: Any, *arguments: Any, **named: Any) -> Any:
-    """A layer's outputs for one row under vmap, from one call for the batch."""
+    """A layer's outputs for one row under vmap, taken from one call for the whole batch."""
     if isinstance(site, GenericSite):
         return site.call_row(row, arguments, named)
     x = _join(site, *arguments, *named.values())

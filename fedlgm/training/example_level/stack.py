@@ -1,9 +1,9 @@
 """Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
 
-For the small batches of clients, autograd's and the hooks' bookkeeping costs several times as much
-as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the bits are
-the same. NumPy computes the few float64 numbers of every example, because its calls cost a third of
-PyTorch's.
+For the small batches of clients, the bookkeeping of autograd and of hooks costs several times as
+much as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the bits
+are the same. NumPy computes the few float64 numbers of every example, because its calls cost a
+third of PyTorch's.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class StackPass:
     """Forward and backward pass of a stack. Use `StackPass.of`.
 
     Args:
-        layers: the fully connected layers, the input's first, each with its activation and the
+        layers: the fully connected layers, beginning at the input, each with its activation and the
             activation's derivative.
         flattens: whether the stack flattens its inputs.
-        task: owns the losses.
+        task: task that computes the losses.
     """
 
     def __init__(self, layers: list[tuple[Site, Any, Any]], flattens: bool, task: Task) -> None:
         self._layers, self._flattens, self._task = layers, flattens, task
         entries: list[
             tuple[Place, tuple[int, bool, int]]
-        ] = []  # (layer from the last one, whether its weight, column)
+        ] = []  # (index of the layer from the last layer, whether it is the weight, column)
         for i, (site, *_) in enumerate(reversed(layers)):
             named = zip(site.rule.parameters, site.places, strict=True)
             entries += [(place, (i, name == "weight", place.column)) for name, place in named]
@@ -66,14 +66,14 @@ class StackPass:
 
     @classmethod
     def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
-        """The pass of a module; None unless it is such a stack on the CPU with a task of this
-        package.
+        """The pass of a module; None unless the module is a stack of fully connected layers on the
+        CPU and the task belongs to this package.
 
         Args:
-            module: its parameters are read in place.
-            sites: the sites of its layers.
-            task: owns the losses; the losses of a user's task may depend on parameters outside the
-                layers.
+            module: module whose parameters are read in place.
+            sites: sites of the module's layers.
+            task: task that computes the losses. The losses of a user's task may depend on
+                parameters outside the layers, so a user's task is not accepted.
         """
         if not is_plain_stack(module):
             return None
@@ -97,8 +97,8 @@ class StackPass:
         return cls(layers, flattens, task) if layers else None
 
     def takes(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> bool:
-        """Whether the inputs have one row per example and the layers' gradients wait for the norm
-        of the whole gradient.
+        """Whether the inputs have one row per example, and the scaling needs the norm of the whole
+        gradient.
         """
         rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
         return rows and not isinstance(scaling, PerLayerClip) and norm_of(scaling).fused
@@ -121,7 +121,7 @@ class StackPass:
         squares = np.zeros((x.shape[0], self._columns))
         for layer, weight, column in self._places:
             squares[:, column] += (of_weights if weight else of_gradients)[layer]
-        norms = torch.from_numpy(squares).sqrt()  # as `Pass` computes them: NumPy rounds otherwise
+        norms = torch.from_numpy(squares).sqrt()  # as in `Pass`: NumPy rounds differently
         factors = cast(scaling.factors(norms), x.dtype).t().contiguous().unbind()
         total = torch.zeros(sum(self._sizes), dtype=dtype)
         for part, (layer, weight, column) in zip(
@@ -136,8 +136,8 @@ class StackPass:
         return total, norms
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Inputs of the layers and their outputs' gradients, for the sum of the losses; the last
-        layer first.
+        """For each layer, beginning at the last: its input, and the gradient of the sum of the
+        losses with respect to its output.
         """
         inputs: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -158,5 +158,5 @@ class StackPass:
 
 
 def _whole(flatten: Any) -> bool:
-    """Whether it leaves one row per example."""
+    """Whether the flattening leaves one row per example."""
     return (flatten.start_dim, flatten.end_dim) == (1, -1)

@@ -1,5 +1,5 @@
-"""Steps of example-level training: Poisson batches, bounded gradient sums, and local steps with
-clients' noise.
+"""Steps of example-level training: Poisson batches, bounded sums of gradients, and local steps to
+which clients add noise.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Batch = tuple[Inputs, Tensor, Tensor]
 
 
 class ExampleTrainer:
-    """Bounds and adds up examples' gradients according to a mechanism's plan, in one resident
-    model.
+    """Bounds and adds up examples' gradients according to a mechanism's plan, with one model that
+    stays in memory.
 
     Clipping bounds an example's effect only if examples do not influence each other. If the model's
     rows are not apart by construction (`fedlgm.training.example_level.separation`), plans must say
@@ -49,7 +49,7 @@ class ExampleTrainer:
     trainer tests model and task on a few of the examples (`fedlgm.training.example_level.trial`).
 
     Args:
-        module: float32 model without state between batches; the trainer takes it over.
+        module: float32 model without state between batches. The trainer changes it.
         layers: `mechanism.table(...)` of the module's layers.
         mechanism: a mechanism of unit "example".
         device: device of the training.
@@ -60,7 +60,7 @@ class ExampleTrainer:
 
     Raises:
         ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or
-            there is no kernel.
+            `native` is set and this machine has no kernel.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
@@ -102,16 +102,16 @@ class ExampleTrainer:
                 self._module, layers, self._task, exact_sums=exact_sums
             )
         self._tried = self._sums = 0
-        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # of the last plan
-        # not the run's ring, so that a run's draws do not depend on its trials
+        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # cached for the last plan
+        # a separate ring, so that a run's draws do not depend on trials
         self._random = random.Random()
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """A batch's contribution to the step's sum at the current `weights`, which is the negative
-        gradient, [1, D].
+        """A batch's contribution [1, D] to the step's sum at the current `weights`. It is opposite
+        to the gradient.
 
-        One example changes it by at most the plan's bounds in l2 norm, and the auxiliary queries'
-        answers by theirs.
+        One example changes the contribution by at most the plan's bounds in l2 norm. It changes the
+        answers to auxiliary queries by at most the queries' bounds.
 
         Args:
             x: inputs [n, ...].
@@ -130,7 +130,7 @@ class ExampleTrainer:
     ) -> BoundedUpdates:
         """Several batches' contributions, [b, D], each as `sum` describes it.
 
-        A subclass overrides this method, through which every sum is made.
+        Every sum is made by this method, so a subclass overrides only this method.
 
         Args:
             batches: the batches.
@@ -146,8 +146,8 @@ class ExampleTrainer:
         )
 
     def condition(self, x: Inputs) -> str:
-        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if there are
-        none.
+        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if the
+        guarantee needs no assumptions.
 
         Args:
             x: inputs of at least one example [n, ...]; their values do not matter.
@@ -158,7 +158,7 @@ class ExampleTrainer:
         """Refuse a protected plan whose guarantee omits the model's condition."""
         x = next((x for x, y, _ in batches if len(y)), None)
         condition = self.condition(x) if x is not None and plan.protected else ""
-        # reasons name the places of the code
+        # reasons contain locations in the code
         heads = [part.partition(": ")[0] for part in condition.split("; ")]
         if any(head not in plan.facts.assumes for head in heads):
             raise PrivacyError(
@@ -169,7 +169,9 @@ class ExampleTrainer:
     def _load_batches(
         self, batches: Sequence[Batch], models: Sequence[Tensor] | None
     ) -> Iterator[tuple[Inputs, Tensor]]:
-        """Each batch's examples, while the module has its model."""
+        """The examples of each batch. While a batch is in use, the module has the batch's
+        weights.
+        """
         for place, (x, y, rows) in enumerate(batches):
             if models is not None:
                 self.weights.copy_(models[place])
@@ -177,22 +179,22 @@ class ExampleTrainer:
             yield self._batch(x, y, rows)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
-        """`private_figures` of a batch; arguments as in `sum`."""
+        """The `private_figures` of a batch. The arguments are those of `sum`."""
         return private_figures(
             self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows)
         )
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Test model and task in the first sum. A model with a condition is also tested in the n-th
-        sum with probability 1/n.
+        """Test model and task before the first sum. A model with a condition is also tested before
+        the n-th sum with probability 1/n.
         """
         self._sums += 1
         examples = y.shape[0]  # for small tensors, `len` takes as long as arithmetic
-        if self._tried < min(examples, 2):  # one example shows less than two examples
+        if self._tried < min(examples, 2):  # one example shows less than two
             self._tried = min(examples, TRIED)
             rows = torch.linspace(
                 0, examples - 1, self._tried
-            ).long()  # from all data, which may be sorted by class
+            ).long()  # drawn from all data, because data may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
@@ -219,7 +221,7 @@ def private_figures(
     Args:
         gradients: the model's per-example gradients.
         mechanism: the published variant.
-        layers: its table.
+        layers: the mechanism's layer table.
         x: inputs [n, ...].
         y: targets [n, ...].
     """
@@ -252,9 +254,9 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
     """Ring of the batches drawn from data with this digest.
 
-    For a secret ring the result depends on the data: a repetition of a step with other data is
-    another release. Its batch must be drawn independently, so that sampling amplifies it. The ring
-    of a public seed is unchanged.
+    For a secret ring, the result depends on the data: if a step is repeated with different data,
+    this is another release, and sampling amplifies it only if its batch is drawn independently. The
+    ring of a public seed is unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -287,10 +289,10 @@ class Examples(NamedTuple):
         torch.Size([5])
 
     Attributes:
-        client: its number.
+        client: number of the client.
         x: inputs [n, ...].
         y: targets [n, ...].
-        digest: `digest_of` them.
+        digest: `digest_of` these examples.
     """
 
     client: int
@@ -309,16 +311,16 @@ def local_steps(
     round: int,
     backend: NoiseBackend = "cpu",
 ) -> list[tuple[Tensor, str]]:
-    """Clients' rounds of private steps; each step samples a Poisson batch, bounds it, adds noise
-    and moves the model.
+    """Rounds of private steps of several clients. Each step samples a Poisson batch, bounds its
+    gradients, adds noise and moves the model.
 
-    A client's result is a function only of its own steps' noisy sums. By the composition of
-    `plan.event` it is therefore private for the client's examples, under adding or removing one of
-    them. A client without data makes the same steps. `clients.example_level.ExampleSteps` calls
-    this function; docs/how-to/example-level.md has a run.
+    A client's result is a function only of its own steps' noisy sums. It is therefore private for
+    the client's examples, under adding or removing one example, at the cost `plan.event`. A client
+    without data makes the same steps. `clients.example_level.ExampleSteps` calls this function;
+    docs/how-to/example-level.md has a run.
 
     The clients take each step one after another, and each client's result is the same as if it were
-    computed alone. A step consists of many small operations. They cost half as much if the same
+    computed alone. A step consists of many small operations, which cost half as much if the same
     operation follows directly for the next client.
 
     Args:
@@ -365,7 +367,7 @@ def local_steps(
         ]
         bounded = trainer.sums(batches, plan, weights)
         noisy, named = local_releases(bounded, plan, ring, round, clients, backend, trainer.device)
-        against = noisy.div_(-steps.batch)  # the means, turned around in place
+        against = noisy.div_(-steps.batch)  # the negative means, in place
         for optimizer, gradient in zip(
             optimizers, plan.expand(against).to(model).unbind(), strict=True
         ):

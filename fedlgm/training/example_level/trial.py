@@ -1,9 +1,10 @@
-"""A trial of a model and a task whose examples are bounded: a diagnosis, on which no proof rests.
+"""A trial of a model and a task for example-level training. It is a diagnosis; no proof depends on
+it.
 
 `fedlgm.training.example_level.separation` keeps examples apart. The trial finds models whose
 training would differ from their author's intention: models with state or random draws, with rows
 that influence each other, or with gradients that differ from autograd's. If rows are not apart by
-construction, it is the only evidence, and the guarantee is conditional.
+construction, the trial is the only evidence, and the guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -32,44 +33,45 @@ from fedlgm.wording import prefix_key
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
-"""Size of a trial's batch. The examples are repeated in it, to show dependences that small batches
+"""Size of a trial's batch. The batch repeats the examples, to reveal dependences that small batches
 do not show.
 """
 _TOLERANCE = 1e-2
-"""Difference that rounding can make, relative to a gradient's length, because a unit near its kink
-may change sides. Batches that influence gradients change them far more.
+"""Difference that rounding can cause, relative to a gradient's norm, because a unit near its kink
+may change sides. A dependence on the batch changes gradients far more.
 """
 _NEARBY = (1e-3, 1e-2)
-"""Factors of the perturbations at which gradients that differ are compared again."""
+"""Factors of the perturbations of the weights. If gradients differ, they are compared again at such
+weights."""
 _LARGEST = 1e4
-"""Limit of examples' values; a trial replaces larger values with 0, so that no value stops the run
-of a correct model. It is also the factor by which hostile rows are longer.
+"""Limit of examples' values. A trial replaces larger values with 0, so that no value stops the run
+of a correct model. The limit is also the factor that multiplies hostile rows.
 """
 _MANY, _MANY_BYTES = 512, 4 << 20
-"""Size of the largest batch, unless its inputs would take more than so many bytes."""
+"""Size of the largest batch, and the limit in bytes of the inputs of such a batch."""
 _LEAST = 2.0**-30
-"""Gradients shorter than this are not compared, because they are rounding errors of terms that
+"""Gradients with a smaller norm are not compared, because they are rounding errors of terms that
 cancel."""
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
-"""Perturbation relative to a parameter's root mean square, and its least size, for weights that
-begin at zero."""
+"""Perturbation relative to a parameter's root mean square, and the least perturbation, for weights
+that begin at zero."""
 
 
 def try_examples(
     module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any
 ) -> None:
-    """Refuse a model or task whose examples influence each other, that carries state over steps, or
-    fails.
+    """Refuse a model or task that fails, carries state over steps, or lets examples influence each
+    other.
 
     The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
 
     Args:
         module: the initial model.
-        layers: its layers.
-        task: its task.
+        layers: layer table of the model.
+        task: task of the model.
         x: inputs of a few examples [n, ...], on the module's device.
-        y: their targets [n, ...].
-        owner: the class on trial; a message names its line.
+        y: targets [n, ...] of these examples.
+        owner: the class on trial; a message names the line of this class.
 
     Raises:
         ConfigError: the message names the problem.
@@ -88,7 +90,7 @@ def try_examples(
 
     def sums() -> list[Tensor]:
         results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
-        # clipping hides the lengths of gradients
+        # clipping hides the norms of gradients
         return [torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results]
 
     gradients = _gradients(module, layers, task)
@@ -116,15 +118,15 @@ def try_examples(
 def try_step(
     module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor
 ) -> None:
-    """Refuse a model or task whose examples influence each other's gradients, at the current
-    weights.
+    """At the current weights, refuse a model or task whose examples influence each other's
+    gradients.
 
     Args:
         module: the model.
-        layers: its layers.
-        task: its task.
+        layers: layer table of the model.
+        task: task of the model.
         x: inputs of a few examples [n, ...], on the module's device.
-        y: their targets [n, ...].
+        y: targets [n, ...] of these examples.
 
     Raises:
         ConfigError: an example's gradient depends on the other examples of its batch.
@@ -139,7 +141,7 @@ def try_step(
 
 
 def moderate(values: Tensor) -> Tensor:
-    """Examples for the trial: without NaN, infinity and values at which float32 overflows in a
+    """Examples for the trial, without NaN, infinity, and values for which float32 overflows in a
     model.
 
     Example:
@@ -153,13 +155,13 @@ def moderate(values: Tensor) -> Tensor:
 
 def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training says it
+        warnings.simplefilter("ignore", Notice)  # training reports this error
         return ExampleGradients(module, layers, task)
 
 
 def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
     """Refuse a model whose outputs for a row depend on other rows. If the model has a condition,
-    many and hostile rows are tried, too.
+    the trial also uses large batches and hostile rows.
     """
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
@@ -195,13 +197,13 @@ def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
 
 
 class _Gradients:
-    """The engine's clipped gradients beside autograd's gradients, one example at a time.
+    """Comparison of the engine's clipped gradients with autograd's gradients of single examples.
 
     Args:
-        engine: the engine's gradients.
+        engine: object that computes the engine's gradients.
         module: the model.
-        layers: its layers.
-        task: its task.
+        layers: layer table of the model.
+        task: task of the model.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class _Gradients:
         self._engine, self._module, self._layers, self._task = engine, module, layers, task
 
     def compare(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a model or task if the engine's sum for a batch is not the sum of autograd's
+        """Refuse a model or task if the engine's sum for a batch differs from the sum of autograd's
         clipped gradients.
 
         Rounding can move a unit across its kink at some weights, so gradients that differ are
@@ -230,7 +232,7 @@ class _Gradients:
         if len(y) < 2 or not len(long):
             return None
         scale = float(long.median())
-        scaling = FlatClip(scale / 2)  # cuts at least half of the gradients
+        scaling = FlatClip(scale / 2)  # this bound clips at least half of the gradients
         rows = [slice(i, i + 1) for i in range(len(y))]
         alone = [self._engine.sum(inputs.take(x, row), y[row], scaling) for row in rows]
         for row, result in zip(rows, alone, strict=True):
@@ -242,9 +244,9 @@ class _Gradients:
                 and float((clipped - result.total).norm()) > _TOLERANCE * scaling.bound
             ):
                 return (
-                    "the gradient of an example is not the one that PyTorch computes for it "
-                    "alone: the model or the task remembers what it has seen, a hook changes "
-                    "gradients, or a function has a backward pass of its own"
+                    "the gradient of an example differs from the gradient that PyTorch computes "
+                    "for this example alone: the model or the task remembers what it has seen, a "
+                    "hook changes gradients, or a function has a backward pass of its own"
                 )
         times = max(1, _BATCH // len(y))
         repeated = torch.arange(len(y), device=y.device).repeat(times)
@@ -281,7 +283,7 @@ class _Gradients:
 
 
 def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    """Examples that differ where all data may be alike, in scale and length; the first two have the
+    """Examples that differ in scale and length even if all data are alike. The first two have the
     same target.
     """
     count = len(y)
@@ -303,7 +305,9 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
 
 @contextmanager
 def _accepting_failures() -> Iterator[None]:
-    """A model may fail on examples that are unlike its data."""
+    """Ignore failures inside the block, because a model may fail on examples that are unlike its
+    data.
+    """
     try:
         yield
     except FedlgmError:
@@ -314,11 +318,12 @@ def _accepting_failures() -> Iterator[None]:
 
 @contextmanager
 def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
-    """The module at perturbed, nonzero weights; its own weights are restored afterwards.
+    """Inside the block, the module has perturbed, nonzero weights. Its own weights are restored
+    afterwards.
 
     Args:
         module: the module.
-        factor: multiplies the perturbation.
+        factor: factor of the perturbation.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     drawn = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""The papers' models and two small text models by name, and users' models.
+"""Models by name: the papers' models, two small text models, and users' models.
 
 No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control
 flow. All state can therefore be bounded and noised in the same way, and `torch.func.vmap` over
@@ -82,7 +82,7 @@ _MODELS: Registry[Callable[..., nn.Module]] = Registry(
     },
 )
 _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
-"""Axes of one input; 3 for models without an entry; None accepts any number."""
+"""Number of axes of one input. Models without an entry need 3 axes; None accepts any number."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
 _FILLED = ("in_shape", "classes")
 
@@ -128,21 +128,23 @@ def build(
     moved to the default device; under `with torch.device("meta")` nothing is drawn at all.
 
     Args:
-        model: one of `names()`, whose functions describe the layers, the options and the sources;
-            or your own: a class or function that returns an `nn.Module`, "package.module:name" of
-            one, or a module, which is copied with its weights. A parameter of yours that is called
-            `in_shape` or `classes` gets the values below (`classes` keeps its default if the data
-            do not give it). A model of `transformers` or `peft` is wrapped in a `HuggingFace`.
-        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text; a tuple of
-            several.
-        classes: number of outputs per example (`Task.outputs`); None if the data do not give it.
+        model: one of `names()`, or your own model. The functions of bundled models describe the
+            layers, the options and the sources. Your own model is a class or function that returns
+            an `nn.Module`, a reference "package.module:name" to one, or a module, which is copied
+            with its weights. If your function has parameters `in_shape` or `classes`, they get the
+            values below (`classes` keeps its default if the data do not give it). A model of
+            `transformers` or `peft` is wrapped in a `HuggingFace`.
+        in_shape: shape of one input, such as (C, H, W) of images or (length,) of text, or a tuple
+            of several shapes.
+        classes: number of outputs per example (`Task.outputs`); None if the data do not determine
+            it.
         seed: public seed, 0 <= seed < 2**128.
         adapters: options of `adapters.adapt`, which freezes everything except the adapters.
         **values: options of the model.
 
     Returns:
-        The model. The bundled ones take float32 [batch, C, H, W] to logits [batch, classes], or
-        tokens int64 [batch, length] to logits [batch, length, classes].
+        The model. Bundled models map float32 [batch, C, H, W] to logits [batch, classes], or tokens
+        int64 [batch, length] to logits [batch, length, classes].
 
     Raises:
         ConfigError: a name or option is unknown, a value is out of range, or inputs are too small
@@ -174,7 +176,7 @@ def build(
         freeze_norms_(module)
         for child in module.modules():
             if isinstance(child, nn.Embedding | nn.EmbeddingBag):
-                child.sparse = False  # the same gradients, which all bounds read as one vector
+                child.sparse = False  # the same gradients, which bounds treat as one vector
     if adapters is not None:
         wrong = misfit(adapt, module, **adapters)
         if wrong:
@@ -196,7 +198,7 @@ def _construct(
     seed: int,
     values: dict[str, Any],
 ) -> Any:
-    """Result of a function or class, called with the seed's random numbers."""
+    """The result of a function or class that is called with random numbers of the seed."""
     if not callable(source):
         raise ConfigError(
             f"model {label} is neither an nn.Module nor a class or function that returns one"

@@ -1,4 +1,4 @@
-"""Activations by name; none works in place."""
+"""Activations by name. None of them works in place."""
 
 from __future__ import annotations
 

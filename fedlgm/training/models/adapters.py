@@ -27,10 +27,10 @@ class LowRank(nn.Module):
     Source: Hu et al., 4.1.
 
     Args:
-        base: the layer; it is frozen.
+        base: the layer to adapt, which is frozen.
         rank: r, at least 1.
         alpha: scale; None is r.
-        generator: draws A.
+        generator: random generator that draws A.
 
     Raises:
         ConfigError: the rank is below 1, or above the smaller side of the layer.
@@ -85,12 +85,12 @@ def adapt(
         model: any module.
         rank: rank of every adapter; 0 adds no adapter, and only `also` is trained.
         targets: suffixes of the names of the linear layers to adapt, such as ["query", "value"];
-            None is all of them.
+            None adapts all linear layers.
         alpha: see `LowRank`.
         also: suffixes of the names of further modules or parameters to train, such as a new output
             layer or "bias".
         style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al.,
-            ICLR 2024), which makes averages of products exact and halves the uploads.
+            ICLR 2024). Then averages of the products B A are exact, and uploads are half as large.
         seed: public seed of the initial A.
 
     Returns:
@@ -147,7 +147,8 @@ def adapt(
 
 
 def freeze_first_factors(model: nn.Module) -> nn.Module:
-    """Freeze A of every adapter, of `LowRank` or of `peft`: the style "ffa"; in place.
+    """Freeze the factor A of every adapter, of `LowRank` or of `peft`, in place, as the style "ffa"
+    does.
 
     Example:
         >>> model = freeze_first_factors(LowRank(nn.Linear(6, 4), rank=2))

@@ -14,8 +14,8 @@ from fedlgm.errors import ConfigError
 
 
 def of_arrays(model: Any) -> Any:
-    """A list of NumPy arrays or tensors as a module with one parameter for each; any other object
-    unchanged.
+    """A list of NumPy arrays or tensors as a module with one parameter for each array. Any other
+    object is returned unchanged.
 
     Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values
     become float32.

@@ -1,8 +1,8 @@
-"""A model as it was when a trainer was made for it.
+"""The state of a model at the time when a trainer was made for it.
 
-A trainer examines its model once and chooses how to differentiate it; some trainers never call it.
-A hook or module that is added later would therefore not run, and a layer that mixes examples would
-not be found.
+A trainer examines its model once and then chooses how to differentiate it. Some trainers never call
+the model itself. A hook or module that is added later would therefore not run, and a later layer
+that mixes examples would not be found.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Built:
 
     def renew(self) -> None:
         """Accept the model in its present state, after a change by this package."""
-        # Held, so that no other object gets an equal id.
+        # These objects are kept, so that no other object gets the same id.
         self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())
         self._seen, self._global = _state(self._modules), _has_any_global_hook()
         self._named = self._now()
@@ -57,10 +57,10 @@ class Built:
             self.renew()
 
     def check(self) -> None:
-        """Refuse a model that has changed since then.
+        """Refuse a model that has changed since `Built` or `renew` recorded its state.
 
-        Clients' steps call this method, so it examines each known module and its children, without
-        a new walk.
+        Clients' steps call this method, so it must be fast: it examines only the known modules and
+        their children, without a new walk over the model.
 
         Raises:
             ConfigError: the message names the first module that differs.
@@ -81,8 +81,8 @@ class Built:
 
 
 def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
-    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which takes
-    the least time.
+    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which is the
+    fastest form.
     """
     state: list[object] = []
     for module in modules:
@@ -107,9 +107,10 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 
 
 def is_altered(module: nn.Module) -> bool:
-    """Whether more than a module's class decides what the module computes: hooks of the module, of
-    its parameters or of all modules; a replaced method, such as `forward` or what it calls; a
-    tensor of a subclass; or a tensor in place of a parameter.
+    """Whether the module's class alone does not determine what the module computes. This is so if
+    there are hooks of the module, of its parameters or of all modules; if a method is replaced,
+    such as `forward` or a method that it calls; or if a tensor is of a subclass or replaces a
+    parameter.
 
     Example:
         >>> layer = nn.Linear(2, 1)
@@ -156,7 +157,7 @@ def refuse_parameter_hooks(
 
     Args:
         module: the module.
-        why: why not, for the message.
+        why: the reason why such hooks do not run, for the message.
         kinds: attributes of the parameters that hold the hooks.
 
     Raises:

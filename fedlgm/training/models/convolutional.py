@@ -78,8 +78,8 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
 
     Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
     over the positions, all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
-    classes. The layers are the same as in the figures that were published with it. The LM-DP-SGD
-    paper calls this network 12-layer Deep-CNN.
+    classes. The published figures of this network belong to the same layers. The LM-DP-SGD paper
+    calls this network 12-layer Deep-CNN.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -118,12 +118,13 @@ def cnn_small(
     Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC
     classes: 94,538 parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
-    The paper gives no layers, but it gives the norms of the noise of Full DP. This noise has one
-    standard deviation for all parameters of all models. The squared ratio of a CNN's norm to a
-    ResNet-18's is therefore the ratio of their sizes. Table VII then implies, at four budgets each,
-    79,825 to 105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to 108,721 on CIFAR-100 (mean
-    105,835). The means differ by the cost of 90 more outputs on 128 hidden units. These layers are
-    the common two-convolution network of that size, not the authors' own.
+    The paper gives no layers, but it gives the norms of the noise of Full DP. This noise has the
+    same standard deviation for all parameters of all models. The squared ratio of the noise norms
+    of two models is therefore the ratio of the models' sizes, for the CNN as for a ResNet-18. Table
+    VII then implies, at four budgets each, 79,825 to 105,850 parameters on CIFAR-10 (mean 94,718)
+    and 104,206 to 108,721 on CIFAR-100 (mean 105,835). The means differ by the cost of 90 more
+    outputs on 128 hidden units. The layers used here are those of a common network of this size
+    with two convolutions. They are not known to be the authors' layers.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -156,7 +157,9 @@ def _with_head(
     classes: int,
     activation: str,
 ) -> nn.Module:
-    """Append flatten, FC `hidden`, activation and FC `classes` to convolutional features."""
+    """Append flattening, a linear layer of width `hidden`, an activation and a linear layer of
+    width `classes` to convolutional features.
+    """
     try:
         with torch.no_grad(), torch_threads(1):  # a second thread would start more slowly than this
             flat = nn.Sequential(features)(torch.zeros(1, *in_shape)).numel()

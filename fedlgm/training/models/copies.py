@@ -1,4 +1,6 @@
-"""Copies of a user's model. Each is proved to be independent and to compute the same outputs."""
+"""Copies of a user's model. Each copy is checked to be independent of the original and to compute
+the same outputs.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ def copy_model(module: M) -> M:
     """A deep copy of a model that shares nothing with it.
 
     Raises:
-        ConfigError: an attribute cannot be copied, the copy would still use a part of the original,
-            or parameters share memory, because their copies would not share it. The message names
-            the attribute.
+        ConfigError: an attribute cannot be copied; the copy would still use a part of the original;
+            or parameters share memory, which the copied parameters would not share. The message
+            names the attribute.
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
@@ -41,7 +43,7 @@ def copy_model(module: M) -> M:
         raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
     require_own_storage(module)
     try:
-        with drawing():  # not while another thread tries changed weights, see below
+        with drawing():  # no copy while another thread tries changed weights, see below
             duplicate = copy.deepcopy(module)
     except Exception as error:  # attributes of a user's model may raise anything
         raise _copy_error(module, error) from error
@@ -55,7 +57,7 @@ def require_own_storage(module: nn.Module) -> None:
     One parameter under two names is allowed.
 
     Raises:
-        ConfigError: the message names both.
+        ConfigError: two tensors share memory; the message names them.
 
     Example:
         >>> pair = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
@@ -94,13 +96,13 @@ def require_own_storage(module: nn.Module) -> None:
 
 @drawing()
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose copies do not follow their own weights. Outputs and gradients after a
-    change of weights show this.
+    """Refuse a model if the outputs of a copy do not depend on the copy's own weights. Outputs and
+    gradients after a change of weights show this.
 
-    One thread at a time changes weights or copies a model, so that threads may share one.
+    Only one thread at a time changes weights or copies a model, so that threads may share a model.
 
     Args:
-        module: the model; it is left as it is.
+        module: the model, which is not changed.
         x: inputs of a few public examples.
 
     Raises:
@@ -131,7 +133,7 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
 
 
 def _outputs_and_gradients(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and gradients of changed weights."""
+    """Outputs and gradients of the model at changed weights."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
     with torch.no_grad(), fork_rng(0):
         for value in trained.values():
@@ -145,7 +147,7 @@ def _outputs_and_gradients(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[s
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors of a model other than parameters, by their attributes."""
+    """Tensors of a model other than parameters, by the attributes that hold them."""
     reached = (item for item in reach(module, "") if not item.shared)
     return [
         (i.path, i.value)
@@ -169,7 +171,9 @@ def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
 
 
 def _label(item: Reached) -> str:
-    """Name of the part that refers to the original, or of the copy if it is the original."""
+    """Name of the part that refers to the original. It is the copy's name if the copy is the
+    original itself.
+    """
     return repr(item.top or item.path) if item.path else f"{type(item.value).__name__}.__deepcopy__"
 
 

@@ -31,7 +31,7 @@ def mlp(
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        hidden: width of each hidden layer, input side first.
+        hidden: width of each hidden layer, beginning at the input.
         activation: "tanh", "sigmoid" or "relu", after each hidden layer.
 
     Returns:

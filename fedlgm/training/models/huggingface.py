@@ -84,11 +84,11 @@ def is_huggingface(module: object) -> bool:
 
 
 def instance_of(model: Any) -> Any:
-    """The module that a class or function returns if it needs no arguments; any other object
-    unchanged.
+    """The module that a class or function without required arguments returns. Any other object is
+    returned unchanged.
 
-    The defaults of a run depend on its class. A function that fails is returned too, since the run
-    calls it again and reports the error.
+    The defaults of a run depend on the class of the module. A function that fails is also returned
+    unchanged, because the run calls it again and reports the error.
 
     Example:
         >>> instance_of(nn.Identity), instance_of("mlp"), instance_of(nn.Linear) is nn.Linear
@@ -101,8 +101,8 @@ def instance_of(model: Any) -> Any:
 
 
 def plain(module: Any) -> Any:
-    """The module as the library calls it: a Hugging Face model wrapped in a `HuggingFace`, any
-    other object unchanged.
+    """The module in the form that the library calls: a Hugging Face model is wrapped in a
+    `HuggingFace`; any other object is unchanged.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -130,7 +130,7 @@ def base_model(model: Any) -> Any:
 
 def task_of(model: Any) -> str | None:
     """Name of the task for which a Hugging Face model's head is made; None if the default task
-    suits it.
+    suits the model.
 
     Args:
         model: a module, or a class or function that returns one.

@@ -1,6 +1,6 @@
 """Requirements on a model for private and reproducible training.
 
-A model must keep nothing between clients, because state from one client would reach the next
+A model must keep no state between clients, because state from one client would change the next
 client's update. Constant buffers (a causal mask, position codes) are allowed.
 """
 
@@ -63,9 +63,9 @@ def freeze_norms_(module: nn.Module) -> None:
     """Make the statistics of BatchNorm layers constant, in place, if the user keeps these layers in
     evaluation mode.
 
-    These are the layers that are in evaluation mode although the model is in training mode, or that
-    stay in it when the model's own `train` is called. Their class changes, so no training can put
-    them into training mode.
+    A layer is kept so if it is in evaluation mode although the model is in training mode, or if it
+    stays in evaluation mode when the model's `train` is called. The class of such layers changes,
+    so that no training can put them into training mode.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
@@ -87,10 +87,10 @@ def freeze_norms_(module: nn.Module) -> None:
 
 
 def require_stateless(module: nn.Module) -> None:
-    """Refuse a module with running statistics, buffers that training is known to change.
+    """Refuse a module with running statistics, which are buffers that training changes.
 
     Clients' values in such buffers are not bounded, noised or aggregated. `Unchanged` refuses a
-    module that changes a buffer in other ways.
+    module that changes other buffers.
 
     Raises:
         ConfigError: the message names the first such buffer.
@@ -109,7 +109,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
 
     Args:
         module: the object.
-        label: its name, for the message.
+        label: name of the model in the message.
         statistics: whether running statistics are accepted, because they stay with the clients.
 
     Raises:
@@ -165,7 +165,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
                 f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters "
                 f"must be float32: {remedy}"
             )
-    for name, parameter in module.named_parameters():  # frozen ones, too: every output would be NaN
+    for name, parameter in module.named_parameters():  # frozen, too: outputs would be NaN
         if not (parameter.is_meta or is_lazy(parameter) or torch.isfinite(parameter).all()):
             raise ConfigError(
                 f"model {label}: parameter {name!r} holds NaN or infinity before training"
@@ -179,7 +179,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
 
 
 def _layers_in(value: Any, depth: int = 4) -> list[nn.Module]:
-    """Layers in lists, tuples and dicts of Python, which may hold each other."""
+    """Layers in Python's lists, tuples and dicts, which may be nested."""
     if isinstance(value, nn.Module):
         return [value]
     held = value.values() if isinstance(value, dict) else value
@@ -213,14 +213,15 @@ def _notice_lists(module: nn.Module, label: str) -> None:
 
 @torch.no_grad()
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module that keeps state between calls, or draws random numbers that a run could not
-    draw again.
+    """Refuse a module that keeps state between calls, or that draws random numbers which a run
+    cannot draw again.
 
-    State from one client would reach the next client's update, and so the sum, beyond every bound.
-    Only PyTorch's random numbers in training (dropout) are seeded for every client and round.
+    State from one client would change the next client's update, and no bound would cover this
+    change of the sum. Only PyTorch's random numbers in training (dropout) are seeded for every
+    client and round.
 
     Args:
-        module: called in both modes; its mode is restored.
+        module: the module, which is called in both modes; its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
@@ -231,7 +232,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     outputs, after = [], list[Tensor]()
     with keep_modes(module):
         for mode, seed in ((False, 0), (True, 0), (True, 0), (False, 1)):
-            # In evaluation nothing may be drawn at all.
+            # In evaluation mode no random numbers may be drawn.
             with users_code("the model fails in training mode", module), fork_rng(seed):
                 outputs.append(inputs.call(module.train(mode), x).clone())
         single = "the model fails in training mode on one example, as the last batch of a client"
@@ -239,7 +240,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             inputs.call(module.train(), inputs.take(x, slice(1)))
         if restored is not None:
             restored.restore()
-        for mode in (False, True):  # after another example
+        for mode in (False, True):  # again, after a different example
             for given in (inputs.take(x, slice(1)), x):
                 with users_code("the model fails in training mode", module), fork_rng(0):
                     after.append(inputs.call(module.train(mode), given).clone())
@@ -251,24 +252,23 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         (outputs[1], after[3]),
     )
     for first, again in pairs:
-        # Sums may be added up in another order. The effect of remembered or drawn values is well
-        # above this rounding.
+        # Sums may be added up in a different order. The effect of remembered or drawn values is
+        # well above this rounding.
         if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
-                "it remembers what "
-                "it has seen, which would carry one client's data into another's update, or it "
-                "draws random numbers "
-                "in evaluation or without PyTorch, which no run could repeat" + or_another_thread()
+                "it remembers what it has seen, so that one client's data would change another "
+                "client's update, or it draws random numbers in evaluation or without PyTorch, "
+                "which no run could repeat" + or_another_thread()
             )
 
 
 def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module with parameters whose gradients training does not see.
+    """Refuse a module if training cannot obtain the gradients of all parameters.
 
     Training asks for the gradients of named parameters. The older kind of activation checkpointing
-    computes these gradients in a separate backward pass, which training does not see. Its layers
-    would stay as they are and get only noise.
+    computes these gradients in a separate backward pass, which training does not see. Layers inside
+    the checkpoint would not be trained, and would get only noise.
 
     Args:
         module: the module, whose `grad` attributes are changed.
@@ -295,7 +295,7 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
     """Whether a module's outputs in training mode are random, for example because of dropout.
 
     Args:
-        module: repeatable (see `require_repeatable`); its mode is restored.
+        module: a repeatable module (see `require_repeatable`); its mode is restored.
         x: inputs of a few public examples.
     """
     outputs = []
@@ -306,16 +306,16 @@ def draws_at_random(module: nn.Module, x: Inputs) -> bool:
 
 
 def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
-    """Refuse a module that draws at random in training, because an example's gradient would depend
-    on its batch.
+    """Refuse a module that draws random numbers in training, because an example's gradient would
+    depend on the batch.
 
     Args:
         module: its mode is restored.
-        x: inputs of a few public examples, to detect functional dropout; None looks only for
-            dropout layers.
+        x: inputs of a few public examples, with which functional dropout is detected. With None,
+            only dropout layers are detected.
 
     Raises:
-        ConfigError: the module draws at random.
+        ConfigError: the module draws random numbers.
     """
     for name, child in module.named_modules():
         rate = child.p if isinstance(child, _DropoutNd) else getattr(child, "dropout", 0.0)
@@ -334,8 +334,8 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
 
 @torch.no_grad()
 def require_separate(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module whose outputs for an example depend on the other examples of its batch, in
-    training mode.
+    """Refuse a module if, in training mode, its outputs for an example depend on the other examples
+    of the batch.
 
     Args:
         module: its mode is restored.
@@ -372,7 +372,7 @@ class Unchanged:
         snapshot.
 
         Raises:
-            ConfigError: the message names the first of them.
+            ConfigError: a buffer or frozen parameter differs; the message names the first one.
         """
         if not self._buffers:
             return

@@ -41,8 +41,8 @@ def resnet18(
 def resnet152(
     in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
 ) -> nn.Module:
-    """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper; options as
-    in `resnet18`.
+    """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper. The options
+    are those of `resnet18`.
     """
     return _torchvision("resnet152", in_shape[0], classes, groups, stem)
 
@@ -145,10 +145,10 @@ def vgg16(
 
 
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model with GroupNorm in place of every BatchNorm, without statistics over
-    examples or buffers.
+    """A copy of a model with GroupNorm in place of every BatchNorm. The copy has no statistics over
+    examples and no buffers of BatchNorm.
 
-    The copy keeps weights and biases of the normalisation and drops running statistics, so a
+    The copy keeps the weights and biases of the normalisation but not the running statistics, so a
     trained model needs further training.
 
     Args:
@@ -194,7 +194,7 @@ def _to_group_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn
 
 
 def _norm(groups: int) -> Any:
-    """Norm layer by number of channels."""
+    """A function from the number of channels to the normalisation layer."""
     groups = check_count("groups", groups)
     return partial(_group_norm, groups)
 

@@ -1,9 +1,9 @@
-"""Small models of text: tokens int64 [n, length] to logits of the next token [n, length,
+"""Small models of text. They map tokens int64 [n, length] to logits of the next token [n, length,
 vocabulary].
 
-Both are written in plain tensor operations, so that `torch.func` can stack them over clients.
-`torch.func` has no rule for the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, and
-would train one client after another.
+The two models use only plain tensor operations, so that `torch.func` can stack them over clients.
+For the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, `torch.func` has no rule, so
+clients would be trained one after another.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class CausalAttention(nn.Module):
 
     Args:
         width: width of inputs and outputs.
-        heads: heads, a divisor of the width.
+        heads: number of heads, a divisor of the width.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -93,8 +93,8 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each on normalised inputs and added to them
-    (pre-norm).
+    """Attention and a two-layer perceptron, each applied to normalised inputs, with residual
+    connections (pre-norm).
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -125,7 +125,7 @@ class TransformerText(nn.Module):
             nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token; at most as many tokens as there are positions."""
+        """Logits of the next token, for at most as many tokens as the model has positions."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         logits: Tensor = self.outputs(
             self.norm(self.blocks(self.embedding(tokens) + self.position(positions)))
@@ -144,7 +144,7 @@ def gru(
         classes: size of the vocabulary.
         width: width of the token embedding.
         hidden: width of the recurrent state.
-        layers: recurrent layers.
+        layers: number of recurrent layers.
 
     Returns:
         The model: tokens int64 [n, length] to logits [n, length, classes].
@@ -166,8 +166,8 @@ def transformer(
         in_shape: shape (length,) of one input.
         classes: size of the vocabulary.
         width: width of the embeddings; the perceptrons are twice as wide.
-        heads: attention heads, a divisor of the width.
-        layers: blocks.
+        heads: number of attention heads, a divisor of the width.
+        layers: number of blocks.
 
     Returns:
         The model: tokens int64 [n, length] to logits [n, length, classes].
@@ -182,7 +182,7 @@ def transformer(
     return TransformerText(classes, in_shape[0], width, heads, layers)
 
 
-_MOST = {"layers": 1000}  # objects to make; checked before the first one is made
+_MOST = {"layers": 1000}  # limits on the number of objects, checked before the first object is made
 
 
 def _require_counts(**values: int) -> None:

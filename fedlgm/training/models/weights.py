@@ -17,7 +17,7 @@ from fedlgm.planning.layers import factor_of
 from fedlgm.training.models.huggingface import original
 from fedlgm.wording import alternatives
 
-_BASES = ("base", "base_layer")  # where `LowRank` and `peft` keep the layer that they adapt
+_BASES = ("base", "base_layer")  # names under which `LowRank` and `peft` keep the adapted layer
 _PEFT = "base_model.model."
 
 
@@ -25,8 +25,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
     """Load the weights of a safetensors file, in place.
 
     The file holds the tensors of the model, or of the base below its adapters, under PyTorch's
-    names. Adapters and buffers that the file lacks are left unchanged; all other tensors must be in
-    both.
+    names. Adapters and buffers that the file lacks are left unchanged. All other tensors must be in
+    the file and in the model.
 
     Args:
         module: the model; on the meta device only shapes are compared.
@@ -85,7 +85,7 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
 
 def digest_of_file(file: Path | str) -> str:
     """SHA-256 of a file's bytes; for a pattern such as "sites/*.csv", the SHA-256 of the digests of
-    all its files.
+    all matching files.
 
     Raises:
         ConfigError: the file cannot be read.

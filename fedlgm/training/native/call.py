@@ -1,5 +1,5 @@
-"""Calls of the compiled kernel: tensors to addresses. The caller has checked shapes and ranges
-(`Program`).
+"""Calls of the compiled kernel, which takes addresses of tensors. The caller has checked shapes and
+ranges (`Program`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _ALIGNED = 16  # floats of a cache line
 
 @dataclass(frozen=True)
 class Settings:
-    """The kernel's `Optimizer`; `clip` is the l2 norm to which a batch's gradient is clipped, 0 for
-    none.
+    """The kernel's `Optimizer`. `clip` is the l2 norm to which a batch's gradient is clipped; 0
+    does not clip.
     """
 
     adam: bool
@@ -55,7 +55,7 @@ def run(
         x: inputs [N, ...].
         y: targets [N] or [N, outputs].
         order: rows of every epoch, int64 [epochs, n].
-        batch: examples of a step.
+        batch: number of examples in a step.
         loss: 0 for cross-entropy, 1 for the mean squared error, 2 for binary cross-entropy.
         settings: settings of the optimizer.
         model: parameters [D].
@@ -87,14 +87,15 @@ def run(
 
 
 class Examples:
-    """Norms of the gradients of a block of examples, and their weighted sum: `measure`, then `add`.
+    """Norms of the gradients of a block of examples (`measure`), and then the weighted sum of these
+    gradients (`add`).
 
     Args:
         library: the kernel.
         ops: a program, int64 [layers, 15].
-        columns: layer of the layer table of every op's weight and bias, int64 [layers, 2].
+        columns: index in the layer table for every op's weight and bias, int64 [layers, 2].
         width: number of layers of the table, K.
-        most: examples of a block at most.
+        most: largest number of examples in a block.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Examples:
             model: parameters [D].
             order: 1 for absolute values, 2 for squares.
         """
-        rows = x.shape[0]  # the `len` of a tensor takes as long as arithmetic
+        rows = x.shape[0]  # `len` of a tensor takes as long as arithmetic
         assert rows == y.shape[0] <= self._most
         assert x.is_contiguous()
         assert y.is_contiguous()
@@ -176,7 +177,7 @@ class Examples:
         )
 
     def sums(self) -> Tensor:
-        """Packed sums of no examples."""
+        """Packed sums of zero examples."""
         return torch.zeros(self._size, dtype=torch.float64)
 
     def unpack(self, sums: Tensor, parameters: int) -> Tensor:

@@ -1,12 +1,12 @@
-"""The compiled kernel, built from `kernel.cpp` with the system's C++ compiler at first use and kept
-on disk; a wheel for one platform brings it along.
+"""The compiled kernel. It is built from `kernel.cpp` with the system's C++ compiler at first use
+and kept on disk; a wheel for one platform contains it.
 
 The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name is derived from its
 source and flags, and its length and SHA-256 are stored beside it. Loading a damaged file would end
 the process, so a damaged kernel is compiled again instead. Before use the kernel must reproduce a
-known answer bit for bit, so a compiler that reorders arithmetic is refused. The failure of a
-compiler is also recorded in that folder, so that this compiler is not tried at every start. Another
-compiler is tried, and `fedlgm doctor` tries the failed compiler again.
+known answer bit for bit. The kernel of a compiler that reorders arithmetic is therefore refused.
+The failure of a compiler is also recorded in that folder, so that this compiler is not tried at
+every start. Another compiler is tried, and `fedlgm doctor` tries the failed compiler again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedlgm.files import explain_failure, write_durably
 from fedlgm.training.native import kernel_build
 from fedlgm.training.native.kernel_build import InstructionSet
 
-_LONGEST = 300  # seconds of a compilation
+_LONGEST = 300  # largest time of a compilation, in seconds
 _FAILED = ".failed"  # suffix of the record of a compiler that failed
 _PART = ".part"  # suffix of a kernel that is being compiled
 # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
@@ -47,14 +47,14 @@ _TAKEN = {
     "unpack": "anaa",
 }
 _INSTEAD = "training.kernel = 'torch' needs none"
-_ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # of `answer`, on every machine
+_ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # result of `answer` on every machine
 
 
 def instruction_set() -> InstructionSet | None:
     """The widest instruction set that both this processor and the kernel have; None without AVX2
     and AVX-512.
 
-    PyTorch determines it, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
+    PyTorch determines the instruction set, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
     """
     by_capability: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
     return by_capability.get(torch.backends.cpu.get_cpu_capability())
@@ -98,7 +98,7 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
     """The kernel for some instruction set, loaded; see `library`."""
     name = kernel_build.name_kernel(instructions)
     if _is_whole(packaged := kernel_build.PREBUILT / name):
-        with contextlib.suppress(ConfigError):  # one that this system cannot load is compiled here
+        with contextlib.suppress(ConfigError):  # a kernel that cannot be loaded is compiled
             return _load_and_verify(packaged)
     kernel_folder = _kernel_folder()
     if kernel_folder is not None:
@@ -115,8 +115,8 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 def _kernel_folder() -> Path | None:
-    """The folder of compiled kernels; None if there is none. No other user can write to it, because
-    its files are executed.
+    """The folder of compiled kernels; None if kernels are not kept. No other user can write to it,
+    because its files are executed.
     """
     root = remembered.folder()
     if root is None:
@@ -133,8 +133,8 @@ def _kernel_folder() -> Path | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process compiles, and the other processes wait for it. The lock ends with its process;
-    the next holder of the lock deletes unfinished files.
+    """One process compiles, and the other processes wait. The lock ends with the process that holds
+    it. The next holder deletes unfinished files.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -165,15 +165,15 @@ def _compile_and_load(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """Command of the C++ compiler; an empty word if there is none."""
+    """Command of the C++ compiler; an empty word if no compiler is found."""
     return shlex.split(os.environ.get("CXX", "")) or [
         shutil.which("c++") or shutil.which("g++") or ""
     ]
 
 
 def _identity(command: list[str]) -> str:
-    """A compiler's command and file, in one line; another version of the compiler has another size
-    or time.
+    """A compiler's command, and the size and time of its file, in one line. A different version of
+    the compiler has a different size or time.
     """
     path = shutil.which(command[0])
     if path is None:
@@ -185,8 +185,8 @@ def _identity(command: list[str]) -> str:
 
 
 def _compile(instructions: InstructionSet, place: Path) -> None:
-    """Compile beside `place`, and write kernel and seal durably: readers see a whole kernel or
-    none.
+    """Compile to a file beside `place`, and then write kernel and seal durably. Readers see a
+    complete kernel or no kernel.
     """
     command = _compiler()
     if not command[0]:
@@ -235,7 +235,9 @@ def _is_whole(place: Path) -> bool:
 
 
 def _discard(place: Path) -> None:
-    """Delete a compiled kernel, so that another compiler is tried; a wheel's file stays."""
+    """Delete a compiled kernel, so that another compiler is tried. The file of a wheel is not
+    deleted.
+    """
     if place.parent != kernel_build.PREBUILT:
         place.unlink(missing_ok=True)
 
@@ -258,7 +260,9 @@ def _load_and_verify(place: Path) -> ctypes.CDLL:
 
 
 def declare(made: ctypes.CDLL) -> None:
-    """State the functions' types, so that addresses and sizes are passed as plain numbers."""
+    """Declare the types of the kernel's functions, so that addresses and sizes can be passed as
+    plain numbers.
+    """
     for name, taken in _TAKEN.items():
         function = getattr(made, f"fedlgm_{name}")
         function.argtypes = [{"a": ctypes.c_void_p, "n": ctypes.c_int64}[kind] for kind in taken]
@@ -266,8 +270,8 @@ def declare(made: ctypes.CDLL) -> None:
 
 
 def answer(made: ctypes.CDLL) -> str:
-    """Digest of the kernel's results for a fixed small client: every layer, loss, norm and
-    optimizer.
+    """Digest of the kernel's results for a fixed small client. The results cover every layer, loss,
+    norm and optimizer.
     """
     from fedlgm.training.native.call import Examples, Settings, area, run
 

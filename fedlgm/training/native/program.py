@@ -18,8 +18,8 @@ from fedlgm.training.stack.layers import pair
 from fedlgm.training.stack.model import is_plain_stack
 from fedlgm.training.tasks import Binary, Classification, Ranked, Regression, Task
 
-_MOST = 64  # layers, as in kernel.cpp
-_LARGEST = 2**31  # elements of one batch's activations; the kernel counts in 64 bits
+_MOST = 64  # largest number of layers, as in kernel.cpp
+_LARGEST = 2**31  # elements of one batch's activations at most; the kernel counts in 64 bits
 
 
 class _Kind(IntEnum):
@@ -42,8 +42,8 @@ class Program:
     Attributes:
         ops: the fields of `Op` in kernel.cpp, int64 [layers, 15].
         shape: shape of one input.
-        outputs: outputs per example.
-        loss: the kernel's number of the loss.
+        outputs: number of outputs per example.
+        loss: number of the loss in the kernel.
         parameters: number of the model's parameters.
     """
 
@@ -62,7 +62,7 @@ class Program:
         Args:
             module: a plain `nn.Sequential` of Conv2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d(1),
                 Linear, Flatten, Sigmoid, Tanh and ReLU.
-            layers: table of the places of its parameters.
+            layers: the module's layer table.
             shape: shape of one input, [C, H, W] or [features].
             task: classification, regression with squared loss, or binary labels.
 
@@ -97,10 +97,10 @@ def _loss(task: Task) -> int:
 
 
 class _Walk:
-    """Layers and shapes, one after another.
+    """A walk over the layers, which adds their ops and follows the shape of the activations.
 
-    A vector that was flattened from images keeps their shape. The linear layer after it is treated
-    as a convolution whose kernel is as large as its input, so nothing is copied.
+    A vector that was flattened from images keeps the shape of the images. The next linear layer is
+    treated as a convolution with a kernel as large as the image, so nothing is copied.
     """
 
     def __init__(self, module: nn.Module, layers: LayerTable, shape: tuple[int, ...]) -> None:
@@ -112,7 +112,7 @@ class _Walk:
         places = {slot.name: slot.offset for slot in layers.slots()}
         shapes = {slot.name: tuple(slot.shape) for slot in layers.slots()}
         if shapes != {name: tuple(p.shape) for name, p in module.named_parameters()}:
-            raise _UnknownError("models whose parameters are not those of the layer table")
+            raise _UnknownError("models with other parameters than the layer table")
         if any(p.dtype != torch.float32 for p in module.parameters()):
             raise _UnknownError("parameters other than float32")
         if not all(isinstance(size, int) for size in shape):
@@ -215,7 +215,7 @@ class _Walk:
     }
 
     def _own(self, name: str, module: nn.Module) -> tuple[int, int]:
-        """Where weight and bias lie; -1 for no bias."""
+        """Positions of weight and bias in the flat vector; -1 for no bias."""
         return self._places[f"{name}.weight"], self._places.get(f"{name}.bias", -1)
 
     def _append(
@@ -233,8 +233,8 @@ class _Walk:
         self._shape = out
 
     def _order_activations(self) -> None:
-        """Put a maximum before a monotone activation: the result is the same, and there are fewer
-        values to activate.
+        """Move max-pooling before a monotone activation. The result is the same, and fewer values
+        are activated.
         """
         ops = self.ops
         for i in range(1, len(ops)):
@@ -246,12 +246,12 @@ class _Walk:
                 )
                 at -= 1
         if any(a[0] >= _Kind.SIGMOID and b[0] >= _Kind.SIGMOID for a, b in pairwise(ops)):
-            raise _UnknownError("two activations in a row")  # they are computed in place
+            raise _UnknownError("two activations in a row")  # activations are computed in place
 
 
 def _windows(size: int, kernel: int, stride: int, ceil: bool) -> int:
-    """Positions of a pooling window, as torch counts them; with `ceil` the last window may extend
-    over the edge.
+    """Number of positions of a pooling window, as torch counts them. With `ceil` the last window
+    may extend over the edge.
     """
     if not ceil:
         return (size - kernel) // stride + 1

@@ -1,4 +1,4 @@
-"""Clients one after another, each in one call of the compiled kernel."""
+"""A trainer of one client after another, each in one call of the compiled kernel."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ class NativeTrainer(Trainer):
     stacks of layers.
 
     The bits are the same on every machine that has the kernel, with any instruction set. The
-    trainer refuses layers and options that the kernel does not support; it never trains in another
-    way.
+    trainer refuses layers and options that the kernel does not support; it never falls back to
+    other code.
 
     Args:
-        module: the model, float32; a sequence of the layers that `Program.of` lists.
-        layers: its layer table.
+        module: the model, in float32. It must be a sequence of the layers that `Program.of` lists.
+        layers: the model's layer table.
         settings: local training.
         device: "cpu".
         task: task with the loss; None is classification.
-        in_shape: shape of one input, to refuse a model or task that the kernel does not support
-            before any data arrive.
+        in_shape: shape of one input. With it, an unsupported model or task is refused before any
+            data arrive.
 
     Raises:
         ConfigError: the device is not the CPU, the machine has no kernel, or the kernel does not
-            support the model or task (with `in_shape`; otherwise with the first client).
+            support the model or task. Without `in_shape`, an unsupported model or task is refused
+            only with the first client.
 
     Example:
         >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -98,7 +99,7 @@ class NativeTrainer(Trainer):
             yield self._update[None]
 
     def gradient(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient [D] of the mean loss of a batch, as a step sees it before clipping."""
+        """Gradient [D] of the mean loss of a batch, before a step clips it."""
         self._run(model, ClientTask(x, y, torch.Generator(), 1), torch.arange(len(y))[None], None)
         return self._update.clone()
 
@@ -129,7 +130,7 @@ class NativeTrainer(Trainer):
         )
 
     def _program(self, shape: tuple[int, ...], batch: int) -> tuple[Program, Tensor]:
-        """For inputs of a shape, with memory for the largest batch so far."""
+        """The program for inputs of one shape, with memory for the largest batch so far."""
         if shape not in self._programs:
             self._programs[shape] = Program.of(self._module, self._layers, shape, self._task)
         program = self._programs[shape]
@@ -162,7 +163,7 @@ def targets(program: Program, y: Tensor) -> Tensor:
     """Targets as the kernel reads them. The kernel uses classes as indices without a check.
 
     Raises:
-        ConfigError: an example has another number of targets than the model has outputs.
+        ConfigError: the number of targets of an example differs from the model's number of outputs.
         DataError: targets are not classes of the model.
     """
     if program.loss:

@@ -11,9 +11,9 @@ from fedlgm.training.stack.tape import Tape
 
 aten = torch.ops.aten
 
-# input channels up to which oneDNN's gradient of the weights runs at a tenth of the machine's speed
+# input channels up to which oneDNN's weight gradient reaches only a tenth of the machine's speed
 _FEW = 4
-_RUN = 32  # floats that a copy must find side by side to be fast
+_RUN = 32  # number of adjacent floats that a copy needs to be fast
 
 
 class ProductConvolution(Parametric):
@@ -21,11 +21,12 @@ class ProductConvolution(Parametric):
 
     @staticmethod
     def suits(module: nn.Conv2d, first: bool) -> bool:
-        """Whether the product is faster than oneDNN; the `first` layer's input needs no gradient.
+        """Whether the product is faster than oneDNN. `first` says that the layer's input needs no
+        gradient.
 
         The product is faster for images of few channels and a kernel of one or two strides. An
-        unfolded batch is then at most four times as large, and its gradient folds back in at most
-        four sums.
+        unfolded batch is then at most four times as large as the images, and folding its gradient
+        back takes at most four sums.
         """
         if module.groups != 1 or module.dilation != (1, 1):
             return False
@@ -64,8 +65,8 @@ class ProductConvolution(Parametric):
         return self._fold(tape, gradient) if wanted else None
 
     def _pad(self, tape: Tape, x: Tensor) -> Tensor:
-        """[N, H + 2 padding, W + 2 padding, C]; the border of the buffer is never written and stays
-        zero.
+        """The padded images [N, H + 2 padding, W + 2 padding, C]. The border of the buffer is never
+        written, so it stays zero.
         """
         (height, width), (examples, rows, columns, channels) = self._padding, x.shape
         if height == width == 0 and x.is_contiguous():

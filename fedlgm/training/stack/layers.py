@@ -23,13 +23,13 @@ class Layer(Protocol):
     """One layer of a `Stack`; `backward` follows `forward` on the same tape."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        """Record the output for a batch `x`, possibly in place; returns the tensor of the
-        output.
+        """Record the computation of the output for a batch `x`, possibly in place. Return the
+        tensor of the output.
         """
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the gradients of the parameters and, if `wanted`, of the input. The tensor of the
-        input's gradient is returned.
+        """Record the computation of the gradients of the parameters and, if `wanted`, of the input.
+        Return the tensor of the input's gradient.
 
         `gradient`, the output's gradient, may be overwritten.
         """
@@ -41,8 +41,8 @@ class Parametric(Layer):
     Args:
         name: name of the layer and of its memory.
         module: module whose parameters are read in place.
-        weight: gradient of the weight, of its shape.
-        bias: gradient of the bias; None without one.
+        weight: gradient of the weight, in the weight's shape.
+        bias: gradient of the bias; None without a bias.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ _threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
 
 
 class Activation(Layer):
-    """Sigmoid, tanh or ReLU, computed in place, so nothing else may need its input."""
+    """Sigmoid, tanh or ReLU, computed in place, so no other layer may need the activation's
+    input.
+    """
 
     KINDS: ClassVar[dict[type[nn.Module], tuple[Callable[..., Any], Callable[..., Any]]]] = {
         nn.Sigmoid: (torch.sigmoid, aten.sigmoid_backward.grad_input),
@@ -111,10 +113,10 @@ class Activation(Layer):
 
 
 class MaxPool(Layer):
-    """Maximum over windows of 2 x 2 in steps of 1 or 2, one axis after the other: [N, H, W, C] to
-    [N, H', W', C].
+    """Maximum over windows of 2 x 2 with steps of 1 or 2, computed one axis after the other: [N, H,
+    W, C] to [N, H', W', C].
 
-    Of equal values the first is the maximum, as in torch.
+    Of equal values, the first is the maximum, as in torch.
     """
 
     @staticmethod
@@ -162,7 +164,9 @@ class MaxPool(Layer):
         tape.do(torch.sub, second, first, out=greater)
         tape.apply(partial(_threshold_backward, grad_input=greater), gradient, greater)
         if self._stride == 1 or x.shape[axis] % 2:
-            tape.apply(routed.narrow(axis, x.shape[axis] - 1, 1).zero_)  # the first of no pair
+            tape.apply(
+                routed.narrow(axis, x.shape[axis] - 1, 1).zero_
+            )  # it is the first of no pair
         tape.do(torch.sub, gradient, greater, out=to_first)
         tape.apply(to_second.add_ if self._stride == 1 else to_second.copy_, greater)
         return routed
@@ -228,5 +232,5 @@ class Flatten(Layer):
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """A size for both axes, as torch's modules hold it."""
+    """A size for both axes, from torch's modules, which hold one number or a pair."""
     return (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))

@@ -1,7 +1,8 @@
 """Gradients of plain stacks of layers on the CPU, without autograd.
 
 For one client's small batch autograd's bookkeeping costs as much as the arithmetic. Each layer
-therefore records its operations on a tape once per batch size, and a training step replays it.
+therefore records its operations on a tape once per batch size, and a training step replays the
+tape.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Stack:
     The result agrees with autograd up to rounding. Use `Stack.of`.
 
     Args:
-        stack: the layers, the input's first.
+        stack: the layers, beginning at the input.
         dtype: dtype of the parameters.
         task: task with the loss.
     """
@@ -44,7 +45,7 @@ class Stack:
         """The stack of a module; None unless the module is a sequence of supported layers.
 
         Args:
-            module: its parameters are read in place and must stay where they are.
+            module: module whose parameters are read in place. They must stay in the same memory.
             gradients: a tensor for the gradient of every parameter, by the parameter's name.
             task: task with the loss.
         """
@@ -87,7 +88,7 @@ class Stack:
         """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
         ...].
         """
-        assert isinstance(x, Tensor)  # `takes` said so
+        assert isinstance(x, Tensor)  # `takes` has checked this
         key = (len(rows), x.shape[1:], y.shape[1:], y.dtype)
         if key not in self._tapes:
             targets = torch.zeros((len(rows), *y.shape[1:]), dtype=y.dtype)
@@ -108,8 +109,7 @@ class Stack:
             tape.apply(operation)
         gradient: Tensor | None = of_outputs
         for i in range(len(self._stack) - 1, self._first - 1, -1):
-            # All layers except the first one with parameters were asked for the gradient of their
-            # input.
+            # All layers except the first layer with parameters compute the gradient of their input.
             assert gradient is not None
             gradient = self._stack[i].backward(tape, gradient, wanted=i > self._first)
         return inputs, targets, tape
@@ -125,7 +125,7 @@ def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> 
     if kind is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
         by_product = ProductConvolution.suits(module, first)
         return (ProductConvolution if by_product else Convolution)(name, module, *gradients)
-    # Exactly these classes: a subclass may have its own forward.
+    # Only exactly these classes, because a subclass may have its own forward.
     if kind is nn.MaxPool2d and layers.MaxPool.suits(module):
         return layers.MaxPool(name, module)
     if kind is nn.AvgPool2d:
@@ -136,8 +136,8 @@ def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> 
 
 
 def is_plain_stack(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Whether a module is a sequence of different layers without hooks, replaced `forward` or
-    frozen parameters.
+    """Whether a module is a sequence of distinct layers without hooks, replaced `forward` methods
+    or frozen parameters.
 
     No two layers share a parameter.
     """

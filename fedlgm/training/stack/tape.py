@@ -1,5 +1,5 @@
-"""A sequence of tensor operations that is prepared once and replayed, without allocations, views or
-look-ups.
+"""A sequence of tensor operations that is prepared once. Replaying it needs no allocations, views
+or look-ups.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# From this number of multiplications in a product, oneDNN saves more time than the copy of its
-# result takes.
+# For products with at least this number of multiplications, oneDNN saves more time than the copy of
+# its result takes.
 _MANY = 1 << 21
 
 
@@ -28,8 +28,8 @@ def _multiply_by_onednn(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) 
 
 
 class Memory:
-    """Tensors by name that every tape of a model shares, allocated once for the largest batch and
-    zero at first.
+    """Tensors by name, which all tapes of a model share. They are allocated once for the largest
+    batch and are zero at first.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -37,7 +37,7 @@ class Memory:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor; a name keeps its memory until a larger tensor is needed."""
+        """A contiguous tensor. The memory of a name is kept until a larger tensor is needed."""
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
             self._held[name] = torch.zeros(size, dtype=self._dtype, device=self._device)
@@ -56,7 +56,7 @@ class Tape:
         self._calls: list[partial[Any]] = []
 
     def do(self, operation: Callable[..., Any], *arguments: Any, out: Tensor) -> Tensor:
-        """Append an operation that writes `out`; returns `out`."""
+        """Append an operation that writes `out`. Return `out`."""
         self._calls.append(partial(operation, *arguments, out=out))
         return out
 
@@ -81,7 +81,7 @@ class Tape:
         return out
 
     def copy(self, name: str, view: Tensor) -> Tensor:
-        """Append a contiguous copy of a view, in memory of this name; returns the copy."""
+        """Append a contiguous copy of a view, in memory of this name. Return the copy."""
         copy = self.memory.take(name, *view.shape)
         self.apply(copy.copy_, view)
         return copy

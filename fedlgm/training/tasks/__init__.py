@@ -65,7 +65,7 @@ _Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 class _OfFunction(Task):
-    """A task made only of a loss per example."""
+    """A task that consists only of a loss per example."""
 
     def __init__(self, function: _Losses) -> None:
         self._function = function

@@ -14,16 +14,16 @@ from fedlgm.extension.loader import is_bundled
 from fedlgm.training.tasks.regression import RealTargets
 
 _RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice")
-"""Beginnings of autograd's names for operations that keep every value."""
+"""Prefixes of autograd's names for operations that do not change values."""
 
 
 class Binary(RealTargets):
-    """Binary cross-entropy of one label [n] or of several [n, labels] that are present (1) or
+    """Binary cross-entropy of one label [n] or of several labels [n, labels], each present (1) or
     absent (0).
 
     Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example
-    with several labels is the mean over them. The task reports loss and accuracy per label, and the
-    F1 score over all labels (micro average).
+    with several labels is the mean over the labels. The task reports loss and accuracy per label,
+    and the F1 score over all labels (micro average).
     """
 
     name = "binary"
@@ -73,14 +73,14 @@ class Binary(RealTargets):
 
     @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Sigmoid - target, for one label per example."""
+        """The gradient sigmoid - target, for one label per example."""
         if targets.ndim > 1 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         return torch.sigmoid(outputs) - targets.view(outputs.shape)
 
     @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """F1 is 0 if no label is present and none is predicted."""
+        """The metrics. F1 is 0 if no label is present and no label is predicted."""
         either = means["found"] + means["present"]
         f1 = 2 * means["hits"] / either if either else 0.0
         return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

@@ -12,8 +12,8 @@ class CausalLM(NextToken):
     """`NextToken` for labels that are not shifted. The logits of position t are compared with the
     label of position t + 1.
 
-    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length], or -100 for
-    positions that do not count (padding); the first label is not used.
+    Outputs are logits [n, length, vocabulary]. Targets are tokens int64 [n, length], or -100 for
+    positions that do not count (padding). The first label is not used.
 
     Example:
         >>> import torch

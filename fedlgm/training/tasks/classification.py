@@ -23,9 +23,9 @@ from fedlgm.training.tasks.task import Task
 class Classification(Task):
     """Cross-entropy of class scores, and accuracy.
 
-    Outputs are logits [n, classes, ...], targets classes int64 [n, ...] in [0, classes). Further
-    axes (the pixels of a segmentation) are averaged for each example, without entries whose target
-    is -100.
+    Outputs are logits [n, classes, ...]. Targets are classes int64 [n, ...] in [0, classes). The
+    loss of an example is the mean over further axes (the pixels of a segmentation), without entries
+    whose target is -100.
     """
 
     name = "classification"
@@ -74,7 +74,9 @@ class Classification(Task):
 
     @override
     def labels(self, y: np.ndarray) -> bool:
-        """Other numbers become whole numbers, or are refused."""
+        """Whether the targets become integer labels, as targets [n] do. Numbers of another type
+        become whole numbers or are refused.
+        """
         return y.ndim == 1
 
     @override
@@ -122,7 +124,7 @@ class Classification(Task):
 
     @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The operations that autograd makes, for one class per example."""
+        """The gradient by the same operations as autograd's, for one class per example."""
         if outputs.ndim != 2 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         logarithms = torch.log_softmax(outputs, 1)

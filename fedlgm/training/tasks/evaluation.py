@@ -27,8 +27,8 @@ def evaluate(
     *,
     finite: bool = False,
 ) -> dict[str, float]:
-    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1;
-    "loss" is among them.
+    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1,
+    including "loss".
 
     The module is left in evaluation mode.
 
@@ -37,13 +37,13 @@ def evaluate(
         module: the model.
         x: inputs [n, ...].
         y: targets [n, ...].
-        batch_size: examples at a time; by default 128 on a CPU, since more do not fit its cache,
-            and 1000 elsewhere.
+        batch_size: number of examples at a time; by default 128 on a CPU, because larger batches do
+            not fit its cache, and 1000 elsewhere.
         metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
-        finite: whether to refuse metrics of the whole set that are NaN or infinite.
+        finite: whether to refuse NaN and infinity in metrics of the whole set.
 
     Raises:
-        ConfigError: a metric of the whole set fails, or has the same name as another.
+        ConfigError: a metric of the whole set fails, or has the same name as another metric.
     """
     set_metrics = {**task.set_metrics(), **(metrics or {})}
     batches: list[tuple[Tensor, Tensor]] = []

@@ -21,11 +21,13 @@ from fedlgm.training.tasks.task import Task, require_finite
 
 
 class Hazards(Task):
-    """Negative log-likelihood of the discrete-time hazards, and the concordance of their risks.
+    """Negative log-likelihood of the discrete-time hazards, and the concordance of the risks that
+    follow from them.
 
-    Targets are (time, event) [n, 2]: the time of the event, or of the last visit if there was none
-    (event 0). Output k is the logit of the hazard in interval k, given survival to its beginning.
-    A row that is censored within an interval counts for the intervals before it.
+    Targets are (time, event) [n, 2]: the time of the event, or of the last visit if there was no
+    event (event 0). Output k is the logit of the hazard in interval k, given survival to the
+    beginning of this interval. A row that is censored within an interval counts only for the
+    earlier intervals.
 
     Args:
         breaks: ends of the intervals, public and rising; a time after the last break counts as
@@ -70,7 +72,8 @@ class Hazards(Task):
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """For each interval 1 (the event), 0 (survival) or -1 (not at risk), float32 [n, K, 1].
+        """One number for each interval, float32 [n, K, 1]: 1 (the event), 0 (survival) or -1 (not
+        at risk).
 
         Raises:
             DataError: a row is not a time of at least 0 with an event of 0 or 1.
@@ -87,7 +90,7 @@ class Hazards(Task):
         if (time < 0).any() or not np.isin(event, (0, 1)).all():
             raise DataError(
                 f"task 'hazards' needs times of at least 0 and events 0 (censored) or 1, but some "
-                f"{part} targets are others"
+                f"{part} targets have other values"
             )
         number = np.arange(len(self._breaks))
         died = np.searchsorted(self._breaks, time, side="left")[:, None]
@@ -133,7 +136,7 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
         1.0
     """
     codes = targets.squeeze(-1)
-    survival = torch.cumprod(torch.sigmoid(-outputs.double()), 1).sum(1)  # intervals, expected
+    survival = torch.cumprod(torch.sigmoid(-outputs.double()), 1).sum(1)  # expected intervals
     event, survived = (codes == 1).any(1), (codes == 0).sum(1)
     earlier = survived[:, None] < survived
     together = (survived[:, None] == survived) & ~event

@@ -21,10 +21,10 @@ PADDING = -100
 class NextToken(Task):
     """Cross-entropy of the next token at every position; perplexity, and accuracy per token.
 
-    Outputs are logits [n, length, vocabulary], targets tokens int64 [n, length] in [0, vocabulary),
-    or -100 for positions that do not count (padding). In training the loss of a sequence is the
-    mean over its positions, whatever its length. Reported figures are means over all tokens.
-    Perplexity is exp(loss), with the loss in nats per token.
+    Outputs are logits [n, length, vocabulary]. Targets are tokens int64 [n, length] in [0,
+    vocabulary), or -100 for positions that do not count (padding). In training the loss of a
+    sequence is the mean over its positions, whatever its length. Reported figures are means over
+    all tokens. Perplexity is exp(loss), with the loss in nats per token.
     """
 
     name = "next-token"
@@ -69,6 +69,6 @@ class NextToken(Task):
 
     @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """A loss beyond float's range gives an infinite perplexity."""
+        """The metrics. If exp(loss) exceeds the range of a float, the perplexity is infinite."""
         perplexity = math.exp(means["loss"]) if means["loss"] < 700 else math.inf
         return {"loss": means["loss"], "perplexity": perplexity, "accuracy": means["accuracy"]}

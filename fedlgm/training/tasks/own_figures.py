@@ -35,7 +35,7 @@ RESERVED = {
     "seconds",
     "folder",
 }
-"""Names that tables of runs and rounds have beside metrics."""
+"""Names that tables of runs and rounds use for columns other than metrics."""
 
 
 def own_figures(
@@ -43,8 +43,8 @@ def own_figures(
 ) -> dict[str, float]:
     """The figures of a user's function for the model after a round.
 
-    The function sees only the released model, so on public data its figures cost no privacy. On
-    private data no budget covers them.
+    The function gets only the released model. If it computes figures on public data, they cost no
+    privacy. If it uses private data, no budget covers the figures.
 
     Args:
         evaluate: the function.

@@ -20,7 +20,8 @@ from fedlgm.training.tasks.set_metrics import Metric
 
 
 class AUC(NamedTuple):
-    """An AUC and its interval, which is 95 % by default; all NaN if the targets are of one class.
+    """An AUC and its interval, which is a 95 % interval by default. All values are NaN if the
+    targets have only one class.
 
     Example:
         >>> AUC(0.9, 0.8, 0.95).low
@@ -33,17 +34,17 @@ class AUC(NamedTuple):
 
 
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
-    """Probability that a row of class 1 has a higher score than a row of class 0, where ties count
+    """Probability that a row of class 1 has a higher score than a row of class 0. Ties count as
     half.
 
-    The interval is normal on the scale of the logit, so it stays within [0, 1]. If the classes are
-    separated, the variance is 0; the interval then reaches down to 1 - 3 / m, with m the smaller
-    class (the rule of three).
+    The interval is normal on the scale of the logit, so it stays within [0, 1]. If the scores
+    separate the classes, the variance is 0. The interval then reaches down to 1 - 3 / m, where m is
+    the size of the smaller class (the rule of three).
 
     Args:
         scores: [n].
         targets: 0 or 1, [n].
-        width: half the interval in standard errors.
+        width: half of the interval's width, in standard errors.
 
     Raises:
         ConfigError: scores and targets are not two arrays [n].
@@ -53,7 +54,7 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
         >>> found.value, round(found.low, 2), round(found.high, 2)
         (0.75, 0.07, 0.99)
     """
-    from scipy import stats  # an import that workers do not need
+    from scipy import stats  # imported here, because workers do not need it
 
     if scores.ndim != 1 or scores.shape != targets.shape:
         raise ConfigError(

@@ -44,7 +44,7 @@ class RealTargets(Task):
 
     @override
     def labels(self, y: np.ndarray) -> bool:
-        """Targets become real."""
+        """Whether targets become integer labels: no, because they are real numbers."""
         return False
 
     @override
@@ -53,7 +53,7 @@ class RealTargets(Task):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Outputs have the targets' shape, or [n, 1] for targets [n].
+        """Require outputs of the targets' shape; for targets [n], the shape [n, 1] is also allowed.
 
         Raises:
             ConfigError: the outputs have another shape, or the task cannot take them.
@@ -72,11 +72,11 @@ class RealTargets(Task):
 
 
 class Regression(RealTargets):
-    """Squared, absolute or Huber loss of real-valued outputs, with root mean squared and mean
-    absolute error.
+    """Squared, absolute or Huber loss of real-valued outputs. The metrics are the root mean squared
+    error and the mean absolute error.
 
-    Targets are float32 [n] or [n, ...]; outputs have their shape (for targets [n] also [n, 1]). The
-    loss of an example with several targets is the mean over them.
+    Targets are float32 [n] or [n, ...]. Outputs have the targets' shape (for targets [n] also [n,
+    1]). The loss of an example with several targets is the mean over the targets.
 
     Args:
         loss: "squared", "absolute", or "huber" (with delta = 1).
@@ -92,7 +92,8 @@ class Regression(RealTargets):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Names of classes are not numbers.
+        """Refuse targets that are names of classes, because they are not numbers; check the shape
+        of the outputs.
 
         Raises:
             ConfigError: targets are names of classes, or the outputs have another shape.

@@ -18,7 +18,7 @@ Metric = Callable[[Tensor, Tensor], Any]
 
 
 def check_metrics(metrics: Any) -> dict[str, Metric]:
-    """Metrics by name.
+    """The metrics by name, checked.
 
     Raises:
         ConfigError: the metrics are not a mapping of names to functions.

@@ -18,15 +18,16 @@ from fedlgm.training import inputs
 from fedlgm.training.devices import keep_modes
 from fedlgm.training.tasks.set_metrics import Metric
 
-_PROBED = 2  # examples that show the shape of a model's outputs
+_PROBED = 2  # number of examples with which the shape of a model's outputs is checked
 
 
 SUMMED = "; a torch loss returns them with reduction='none'"
-"""Reminder for a task that sums its losses, about a step that it may omit."""
+"""Part of a message for a task that sums its losses: a reminder of the `reduction` of torch's
+losses."""
 
 
 class ExampleLosses(Protocol):
-    """The part of a task that sums of examples' gradients use.
+    """The part of a task that is needed for sums of examples' gradients.
 
     Example:
         >>> from fedlgm.training.example_level.engine import ExampleGradients
@@ -48,8 +49,8 @@ class ExampleLosses(Protocol):
 
 
 class Task(ABC):
-    """Loss, targets and metrics. Only `losses` is required; the defaults of the rest suit most
-    losses.
+    """Loss, targets and metrics. Only `losses` is required; the defaults of the other methods suit
+    most losses.
 
     Losses are computed under `torch.func` transforms: use tensor operations, without branches on
     values, `.item()` or in-place changes of the arguments.
@@ -82,11 +83,11 @@ class Task(ABC):
         return self.losses(outputs, targets).mean()
 
     def prepare(self, data: DataSet) -> DataSet:
-        """The set with targets of the task's type; the same object if nothing changes.
+        """The data set with targets of the task's type; the same object if nothing changes.
 
-        A prepared example must follow only from that example and from public constants, because
+        A prepared example must depend only on that example and on public constants, because
         statistics of the training examples, such as their mean, have no bound. Runs refuse a user's
-        task that uses them.
+        task that uses such statistics.
 
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
@@ -113,8 +114,8 @@ class Task(ABC):
         return y
 
     def labels(self, y: np.ndarray) -> bool:
-        """Whether the task turns these targets into integer labels [n], by which a set can be
-        divided among clients.
+        """Whether the task turns these targets into integer labels [n]. A set can be divided among
+        clients by such labels.
 
         Args:
             y: targets of the data set, which are not read.
@@ -122,15 +123,17 @@ class Task(ABC):
         return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
 
     def outputs(self, data: DataSet) -> int | None:
-        """Number of outputs per example that a model needs; None if the data do not give it."""
+        """Number of outputs per example that a model needs; None if the data do not determine
+        it.
+        """
         return data.classes
 
     def check(self, module: nn.Module, data: DataSet) -> None:
-        """Refuse a model whose outputs the task cannot compare with the targets, using two test
-        examples.
+        """Refuse a model if the task cannot compare its outputs for two test examples with the
+        targets.
 
-        Whole numbers are tokens: a model also has to accept the rows with the smallest and the
-        largest tokens of both parts.
+        Whole numbers are treated as tokens. A model must also accept the rows with the smallest and
+        the largest tokens of the training and test data.
 
         Raises:
             ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss
@@ -151,7 +154,7 @@ class Task(ABC):
             hint = f" (integers are {tokens}, such as x / 255)" if has_integers else ""
             with keep_modes(module):
                 label = f"the model does not take a batch of the data {data.name!r}, {shapes}{hint}"
-                # `check_outputs` may ask what computed the outputs.
+                # `check_outputs` may examine the operation that computed the outputs.
                 with users_code(label, module), torch.enable_grad():
                     outputs = inputs.call(module.eval(), inputs.to(x, device))
                 for part, held in (
@@ -211,8 +214,8 @@ class Task(ABC):
                 )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch, by name, from which `metrics` are computed; "loss" must be among
-        them.
+        """Sums over a batch, by name, from which `metrics` computes the metrics. They must include
+        "loss".
         """
         return {"loss": self.losses(outputs, targets).sum()}
 
@@ -256,8 +259,8 @@ class Task(ABC):
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
 
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of the sum of the losses with respect to the outputs [n, ...], of their shape,
-        as from autograd.
+        """Gradient of the sum of the losses with respect to the outputs [n, ...], in the shape of
+        the outputs, as autograd computes it.
 
         Args:
             outputs: [n, ...].
@@ -298,12 +301,12 @@ def metrics_of(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str
 
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse losses that mix examples, even if clients are the unit, because batches are padded and
-    metrics are means.
+    """Refuse losses that mix examples. This is necessary even if clients are the unit, because
+    batches are padded and metrics are means.
 
     Raises:
         ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is
-            not their mean.
+            not the mean of the losses.
     """
     label = f"task {getattr(task, 'name', type(task).__name__)!r}"
     with users_code(f"{label}: its losses cannot be computed for single examples", task):
@@ -367,7 +370,9 @@ def require_finite(y: np.ndarray, part: str) -> None:
 
 
 def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
-    """Rows with the smallest and largest whole numbers of inputs, and these numbers."""
+    """The rows of the inputs with the smallest and the largest whole numbers, and these two
+    numbers.
+    """
     flat = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
     held = [part for part in flat if part.size]
     rows = {int(find(part)) // part.shape[1] for part in held for find in (np.argmin, np.argmax)}

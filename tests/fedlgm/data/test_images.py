@@ -102,7 +102,7 @@ class TestStatedNumbers:
         [
             (
                 {"train_images": 25},
-                r"data\.train_images = 25, but .*set has 24 training images.* to 24 \(to none",
+                r"data\.train_images = 25, but .*set has 24 training images.* to 24 \(none accepts",
             ),
             ({"image_classes": 2}, r"data\.image_classes = 2, but .*set has 3 classes"),
         ],

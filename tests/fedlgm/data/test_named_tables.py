@@ -340,7 +340,7 @@ class TestTextStaysText:
     def test_two_spellings_of_a_class_are_refused(self, tmp_path, a, b):
         rows = f"x,out\n1,{a}\n2,{b}\n3,0\n"
         with pytest.raises(
-            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"
+            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become the same value"
         ):
             self.load(tmp_path, rows, "x,out\n1,0\n2,1\n")
 
@@ -354,7 +354,7 @@ class TestTextStaysText:
     def test_two_spellings_of_a_truth_value_are_refused(self, tmp_path, train, test, a, b):
         files = ["x,out\n1,{}\n2,{}\n".format(*words) for words in (train, test)]
         with pytest.raises(
-            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become one"
+            DataError, match=rf"column 'out' has '{a}' and '{b}', which would become the same value"
         ):
             self.load(tmp_path, *files)
 
@@ -416,7 +416,10 @@ class TestTextStaysText:
     [
         ([2**63, 2**63 + 1, -1], r"users: floats from 2\*\*53 on may stand for several numbers"),
         ([2**53, 2**53 + 1, 0.5], r"users: floats from 2\*\*53 on may stand for several numbers"),
-        (np.array([1, True, 2], dtype=object), "users has '1' and 'True', which would become one"),
+        (
+            np.array([1, True, 2], dtype=object),
+            "users has '1' and 'True', which would become the same value",
+        ),
         ([Decimal("1.10"), Decimal("1.1"), 2], r"users has '1\.10' and '1\.1', which would become"),
     ],
 )

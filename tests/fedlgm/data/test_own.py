@@ -108,7 +108,7 @@ HOLES[4, 1] = np.nan
         (changed(train=([[1, 2], [3]], [0, 1])), r"training inputs: not an array of numbers"),
         (
             changed(train=([[1.0]], ["cat"])),
-            r"training targets are names, but those of the other part are not: both parts must be alike",
+            r"training targets are names, but the targets of the other part are not: both parts need",
         ),
         (changed(train=(np.array(["a"]), [0])), r"training inputs must be an array of numbers"),
         (changed(train=(X + 1j, Y)), r"are complex"),

@@ -357,7 +357,7 @@ def test_constants_of_test_rows_need_rows_that_differ():
     table = NUMBERS.drop(columns="site").assign(dose=1.0)
     with pytest.raises(
         DataError,
-        match=r"data\.standardise: all test rows have one value of 'dose': leave it out of",
+        match=r"data\.standardise: all test rows have the same 'dose': leave it out of",
     ):
         data.load({"train": table, "test": table, "target": "out", "standardise": "test"})
     with pytest.raises(

@@ -123,7 +123,7 @@ def test_buffers_beyond_what_the_strategy_allows_are_refused(decays, scales):
 def test_buffers_and_coefficients_are_of_one_matrix():
     """The noise is made by the buffers, what it costs is computed from the coefficients."""
     honest = correlation.get("blt", 6, buffers=1)
-    with pytest.raises(ConfigError, match="not those of the buffers"):
+    with pytest.raises(ConfigError, match="do not follow from the buffers"):
         Correlation("blt", 6, honest.coefficients * 0.5, honest.decays, honest.scales)
     assert honest.leading(3).rounds == 3
 

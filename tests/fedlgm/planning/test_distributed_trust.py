@@ -90,7 +90,7 @@ def test_shares_that_no_node_can_have_are_refused(threshold, colluders, message)
             {"family": "laplace"},
             "integer noise at a Gaussian's cost, but the plan has laplace noise",
         ),
-        ({"bounded_by": "trainer"}, "rounds bounded clients"),
+        ({"bounded_by": "trainer"}, "needs contributions that the sum bounds"),
         (
             {"kind": UnprotectedPlan, "guarantee": Guarantee("none", "an example")},
             "needs a private plan",

@@ -194,9 +194,9 @@ class TestPlan:
             ReleasePlan.from_json(LAYERS.as_single_layer(), json.dumps(raw))
 
     def test_a_trainer_that_bounds_is_refused(self):
-        with pytest.raises(ConfigError, match="raw update under one l2 bound"):
+        with pytest.raises(ConfigError, match="raw updates of clients and one l2 bound"):
             replace(plan_of("water-filling"), bounded_by="trainer")
 
     def test_several_bounds_are_refused(self):
-        with pytest.raises(ConfigError, match="raw update under one l2 bound"):
+        with pytest.raises(ConfigError, match="raw updates of clients and one l2 bound"):
             replace(plan_of("uniform"), fills=tuple(SIZES.values()))

@@ -66,7 +66,9 @@ def test_a_plan_asks_the_query_that_clients_answer() -> None:
         encode, decode = BelowBound.encode, BelowBound.decode
 
     for query in (Small((3, 2)), BelowBound((3,))):
-        with pytest.raises(PrivacyError, match="not the one that clients answer under this name"):
+        with pytest.raises(
+            PrivacyError, match="differs from the query that clients answer under this name"
+        ):
             plan({"a": 3, "b": 2}, NoisyQuery(query, 0.01))
 
 

@@ -348,7 +348,7 @@ class TestRunFolders:
     def test_an_older_copy_of_the_ledger_is_refused(self, run):
         """Restored from a backup of the second round."""
         sql(run / "ledger.sqlite", "DELETE FROM charges WHERE number > 2")
-        with pytest.raises(LedgerError, match="rows were deleted, or it is an older copy"):
+        with pytest.raises(LedgerError, match="rows were deleted, or the file is an older copy"):
             ledger_report(run)
 
     @pytest.mark.slow

@@ -297,7 +297,7 @@ UNKNOWN = [
     (nn.Sequential(nn.Linear(4, 3)), (2, 4), "inputs of shape"),
     (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 2)), (4,), "Dropout"),
     (nn.Sequential(nn.Sequential(nn.Linear(4, 4))), (4,), "layer '0'"),
-    (nn.Sequential(nn.Flatten(), nn.Tanh()), (4,), "not those of the layer table"),
+    (nn.Sequential(nn.Flatten(), nn.Tanh()), (4,), "other parameters than the layer table"),
     (nn.Linear(4, 3), (4,), "sequences"),
     (nn.Sequential(nn.Linear(4, 3)), ((4,), (3,)), "several inputs"),
 ]

@@ -40,8 +40,8 @@ _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule for exactly this type and configuration; a subclass may have another forward
-    pass. A module with one parameter under two names has no rule.
+    """The rule for exactly this type and configuration. Subclasses have no rule, because their
+    forward pass may differ. A module with one parameter under two names has no rule.
     """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
@@ -56,18 +56,18 @@ def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None
     Args:
         rule: rule of the layer's type.
         module: the layer.
-        name: its name.
-        x: its input.
+        name: name of the layer.
+        x: input of the layer.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: the input has no dimension for the example.
     """
     refuse_packed(module, name, (x,))
     if x.dim() < rule.dimensions(module):
         raise ConfigError(
             f"{name or 'the module'} ({type(module).__name__}) needs {rule.dimensions(module)} "
-            f"dimensions, the example first, but got {tuple(x.shape)}, of which it would take the "
-            "rows for one example"
+            f"dimensions, the example first, but got {tuple(x.shape)}, whose rows it would "
+            "treat as one example"
         )
 
 
@@ -75,7 +75,7 @@ def refuse_packed(module: nn.Module, name: str, given: Iterable[Any]) -> None:
     """Refuse a packed sequence, which joins the rows of a batch.
 
     Raises:
-        ConfigError: one of the values given to a layer is a packed sequence.
+        ConfigError: a value given to a layer is a packed sequence.
     """
     if any(isinstance(value, PackedSequence) for value in given):
         raise ConfigError(

@@ -24,10 +24,10 @@ aten = torch.ops.aten
 FEW_CHANNELS = 4
 FEW_POSITIONS, MANY_CHANNELS = 16, 256
 PIXELS_PAY = 0.7
-"""Largest T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients,
-measured on CPUs."""
+"""Largest ratio T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients,
+as measured on CPUs."""
 WIDE_PRODUCT = 4096
-"""Least p d / T at which a product of patches takes less time than oneDNN's gradient of such a
+"""Least ratio p d / T at which a product of patches takes less time than oneDNN's gradient of the
 weight."""
 
 
@@ -45,7 +45,7 @@ class ConvolutionRule(ProductRule):
     @classmethod
     @override
     def suits(cls, module: nn.Module) -> bool:
-        """Grouped convolutions use the generic gradients."""
+        """Whether the convolution has one group; grouped convolutions use the generic gradients."""
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
     @classmethod
@@ -58,7 +58,7 @@ class ConvolutionRule(ProductRule):
         self._flat = isinstance(module, nn.Conv1d)
         self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
         self._dilation = pair(module.dilation)
-        # Other paddings are made before the layer, where autograd differentiates them.
+        # Other kinds of padding are added before the layer, where autograd differentiates them.
         self._before = module.padding_mode != "zeros" or isinstance(module.padding, str)
         self._padding = (0, 0) if self._before else pair(module.padding)
         if self._flat and not self._before:
@@ -76,7 +76,7 @@ class ConvolutionRule(ProductRule):
 
     @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """A product keeps its patches."""
+        """The output; if the gradient is a product of patches, the patches are kept."""
         if not self._by_product(x):
             out = aten.convolution(x, self._weight(), self.bias_of(), *self._options)
             return (out.squeeze(2) if self._flat else out), ()
@@ -90,7 +90,7 @@ class ConvolutionRule(ProductRule):
 
     @override
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        """The patches of a product."""
+        """The size of the patches, if the gradient is a product of patches."""
         return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
 
     @override
@@ -115,12 +115,14 @@ class ConvolutionRule(ProductRule):
 
     @override
     def operand(self, use: Use) -> Tensor:
-        """The patches, kept by the forward pass or in scratch memory."""
+        """The patches, which the forward pass has kept or which are formed in scratch memory."""
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
     @override
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """Vertical steps of 1 use strips, with a third of the copying for a kernel of 3."""
+        """With a vertical step of 1, strips are used, which need only a third of the copying for a
+        kernel of size 3.
+        """
         y = self.columns(use.dy[rows]).transpose(1, 2)
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
@@ -142,8 +144,8 @@ class ConvolutionRule(ProductRule):
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """Whether Gram matrices pay. Gram matrices of pixels are cheaper than Gram matrices of
-        patches.
+        """Whether Gram matrices take less time than gradients. Gram matrices of pixels are cheaper
+        than Gram matrices of patches.
         """
         outputs, inputs = self.extent()
         if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
@@ -152,7 +154,9 @@ class ConvolutionRule(ProductRule):
 
     @override
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """For stride 1 they are formed by shifts of the Gram matrix of the pixels."""
+        """The Gram matrices. For stride 1 they are formed by shifts of the Gram matrix of the
+        pixels.
+        """
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
             gram = self.memory.take(
@@ -184,7 +188,8 @@ class ConvolutionRule(ProductRule):
         if len(use) == 0:
             return
         p, d = self.extent()
-        # A wide product is one matrix product over patches; else oneDNN sums over the scaled batch.
+        # For a wide weight this is one matrix product over patches; otherwise oneDNN sums over the
+        # scaled batch.
         if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
             scaled, total = self._scale(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
@@ -233,8 +238,8 @@ class ConvolutionRule(ProductRule):
         return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
 
     def _layout(self, images: Tensor) -> torch.memory_format:
-        """Channels last, except for few positions and many channels, where oneDNN is 1.8 times as
-        fast in the other layout.
+        """Channels last, except for images of few positions and many channels: there oneDNN is 1.8
+        times as fast in the other layout.
         """
         few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
         return (
@@ -244,8 +249,8 @@ class ConvolutionRule(ProductRule):
         )
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Images [c, H, W, C] with their border of zeros, which is written once for all layers of
-        that shape.
+        """Images [c, H, W, C] with a border of zeros. The border is written once for all layers of
+        the same shape.
         """
         x = x.permute(0, 2, 3, 1)
         (high, wide), (n, height, width, channels) = self._padding, x.shape
@@ -257,8 +262,8 @@ class ConvolutionRule(ProductRule):
         return padded
 
     def _by_product(self, x: Tensor) -> bool:
-        """Whether a matrix product over patches is faster than oneDNN: few channels, or patches
-        that overlap little.
+        """Whether a matrix product over patches is faster than oneDNN, as it is for few channels,
+        or for patches that overlap little.
         """
         if self._dilation != (1, 1) or x.device.type != "cpu":
             return False
@@ -272,8 +277,8 @@ class ConvolutionRule(ProductRule):
         return self._stride[0] == 1 and self._kernel[0] > 1
 
     def _strips(self, x: Tensor) -> tuple[Tensor, int]:
-        """Rows of the patches [c, H * W', kernel width * in], H being the padded height, in
-        scratch; and W'.
+        """Rows of the patches in scratch memory, [c, H * W', kernel width * in], and W'. H is the
+        padded height.
 
         A patch is `kernel height` such rows of one column. With a vertical stride of 1 the rows
         under the i-th line of the kernel are adjacent.
@@ -284,8 +289,8 @@ class ConvolutionRule(ProductRule):
     def _patches(
         self, x: Tensor, take: Callable[..., Tensor] | None = None
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Patches [c, T, kernel height * kernel width * in], in scratch or where `take(*shape)`
-        says, and (H', W').
+        """Patches [c, T, kernel height * kernel width * in] in scratch memory or in memory from
+        `take(*shape)`, and (H', W').
         """
         take = take or partial(self.memory.take, "patches")
         return self._unfold(x, self._kernel[0], self._stride[0], take)
@@ -293,7 +298,9 @@ class ConvolutionRule(ProductRule):
     def _unfold(
         self, x: Tensor, high: int, down: int, take: Callable[..., Tensor]
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Patches of `high` lines at every `down`-th line, and the numbers of lines and columns."""
+        """Patches with a height of `high` lines that begin at every `down`-th line, and the numbers
+        of lines and columns of patches.
+        """
         pixels, wide, right = self._pad(x), self._kernel[1], self._stride[1]
         tall, broad = self._dilation
         n, height, width, channels = pixels.shape

@@ -61,10 +61,10 @@ class EmbeddingRule(Rule):
 
 
 class _KeptRows(Kept):
-    """Gradients of the rows that each example uses, every row once.
+    """Gradients of the rows that each example uses, with every row only once.
 
-    Rows that an example uses several times are summed before the norm is taken. The sum of the
-    squares of all positions would be a wrong norm.
+    Rows that an example uses several times are summed before the norm is taken. Summing the squares
+    over all positions would give a wrong norm.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:

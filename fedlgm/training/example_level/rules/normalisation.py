@@ -91,8 +91,8 @@ class GroupNormRule(_AffineRule):
 
     @override
     def input_gradient(self, use: Use) -> Tensor:
-        """Torch's kernel, or three passes over cached data where that kernel is slow
-        (channels last).
+        """Gradient of the input by torch's kernel, or by three passes over cached data where this
+        kernel is slow (channels last).
 
         With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) -
         xhat mean(a xhat)).
@@ -106,7 +106,7 @@ class GroupNormRule(_AffineRule):
             )[0]
         (mean, scale), size = use.saved, positions * channels // groups
         along, plain = ((weight * value).view(n, groups, -1).sum(2) / size for value in use.shared)
-        slope = -(scale.square() * along)  # of x, once the group's mean is taken off
+        slope = -(scale.square() * along)  # mean of x after the group's mean is subtracted
         scale, slope, mean = (
             value.repeat_interleave(channels // groups, 1) for value in (scale, slope, mean)
         )
@@ -121,8 +121,8 @@ class GroupNormRule(_AffineRule):
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """The input is centred before the product, because a large mean would otherwise cause
-        cancellation.
+        """Gradients of weight and bias. The input is centred before the product, because a large
+        mean would otherwise cause cancellation.
         """
         n, channels = use.x.shape[:2]
         repeat = channels // self.module.num_groups

@@ -4,10 +4,9 @@ There are three ways to compute the norms and the scaled sum. The shapes determi
 no per-example gradient is kept:
 
 * one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled
-  rows;
-* instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added and
-  dropped;
-* ghost: the norms from Gram matrices, the sum as one product of scaled rows (Li et al., ICLR 2022).
+rows; * instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added
+and dropped; * ghost: norms follow from Gram matrices, and the sum is one product of scaled rows (Li
+et al., ICLR 2022).
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from fedlgm.training.example_level.rules.rule import (
 )
 
 GHOST_TRUST = 2.0**-4
-"""Least ratio of a squared norm to the norms of its Gram matrices, at which their rounding moves
-the norm by 4e-6."""
-# least sum of squares, per term: terms that vanished (below 2^-126) are at most 2^-22 of it
+"""Least ratio of a squared norm to the product of the norms of its Gram matrices. At this ratio,
+rounding of the Gram matrices changes the norm by 4e-6."""
+# least sum of squares per term: vanished terms (below 2^-126) are at most 2^-22 of it
 _VANISHED = 2.0**-104
-# least entry of a Gram matrix: the same for products of rows of up to 2^24 numbers
+# least entry of a Gram matrix, by the same rule, for products of rows of up to 2^24 numbers
 _LEAST_GRAM = 2.0**-80
-_RUN = 256  # float32 numbers whose squares vectorised sums add up with a relative error below 2^-20
+_RUN = 256  # float32 squares that vectorised sums add with a relative error below 2^-20
 
 
 def row_squares(rows: Tensor) -> Tensor:
     """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32
     rows of any length.
 
-    Squares below 2^-126 vanish in float32. A row in which they may matter is squared in float64:
-    its norm is a factor of a product, so even a tiny norm matters. A square that overflows gives
-    `inf`, and such an example counts as zero.
+    Squares below 2^-126 vanish in float32. A row in which vanished squares may matter is squared in
+    float64, because its norm is a factor of a product, so that even a tiny norm matters. A square
+    that overflows gives `inf`, and such an example counts as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:
@@ -84,13 +83,13 @@ def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms from Gram matrices [c, T, T], never too small, with a flag for norms too
-    inexact to be used.
+    """Squared norms from Gram matrices [c, T, T], which are never too small, with a flag for norms
+    that are too inexact.
 
     If an example's positions cancel, sum(A B) is a small difference of large numbers, and its
-    rounding error is relative to ||A||_F ||B||_F. A bound of this error is added. The norm is not
-    used if the bound is not small relative to the sum, or if products inside a Gram matrix, or of
-    two of their entries, may have underflowed.
+    rounding error is proportional to ||A||_F ||B||_F. A bound of this error is added to the norm.
+    The norm is not used if the bound is not small relative to the sum, or if products inside a Gram
+    matrix, or products of two entries of Gram matrices, may have underflowed.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
@@ -103,12 +102,12 @@ def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
 class ProductRule(Rule):
     """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
 
-    A subclass defines how the operands follow from a layer's input and output gradient. Sums and
-    gradients of the weight lie in the order [p, d] of the product.
+    A subclass defines how the two matrices follow from a layer's input and output gradient. Sums
+    and gradients of the weight lie in the order [p, d] of the product.
 
     Attributes:
-        arranged: whether sums and gradients have the order of the parameter: before the first
-            addition, and for gradients from `instantiate`.
+        arranged: whether sums and gradients already have the order of the parameter. This is so
+            before the first addition, and for gradients from `instantiate`.
     """
 
     arranged = True
@@ -177,7 +176,7 @@ class ProductRule(Rule):
         return None
 
     def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """One row per example: everything in one product of scaled rows."""
+        """Add the gradients of examples with one row each, by one product of scaled rows."""
         biases, of_bias = self.biases(use)
         x = self.operand(use).flatten(1)
         of_dy = of_bias[0] if biases else row_squares(use.dy.reshape(len(use), -1))
@@ -218,7 +217,8 @@ class ProductRule(Rule):
         return gradients
 
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
-        """Squared norms of the weight's gradients without the gradients, float64 [n].
+        """Squared norms of the weight's gradients, float64 [n], computed without forming the
+        gradients.
 
         The method also returns the indices of examples with unreliable norms. Their gradients must
         be instantiated.
@@ -264,8 +264,8 @@ class ProductRule(Rule):
         return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
 
     def biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
-        """Every example's gradient of the bias and its squared norm; empty without a trained
-        bias.
+        """Every example's gradient of the bias, and the squared norm of this gradient; empty
+        without a trained bias.
         """
         if "bias" not in self.parameters:
             return [], []

@@ -1,8 +1,9 @@
-"""Recurrent layers: LSTM and GRU. Every step's gates are linear in the step's input and in the state
-before it, so the weights' gradients are products over the steps, as for two fully connected layers.
+"""Recurrent layers: LSTM and GRU. The gates of every step are linear functions of the step's input
+and of the previous state, before their activations. The weights' gradients are therefore products
+over the steps, as for two fully connected layers.
 
 The gradients of the gates come from a backward pass through time. PyTorch's own layers are fused
-and do not return these gradients. In memory, time comes first.
+and do not return these gradients. In memory, time is the first dimension.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ aten = torch.ops.aten
 class RecurrentRule(Rule):
     """Layers of sequences [n, T, in], in one direction, with or without initial states.
 
-    The inputs of a call are joined to one tensor, and so are its outputs: [n, T, hidden] followed
-    by the last states of every layer.
+    The inputs of a call are joined to one tensor. The outputs are joined to another tensor: [n, T,
+    hidden] followed by the last states of every layer.
 
     Attributes:
         states: number of states of a layer: 2 with cells, 1 without.
-        kept: numbers that are kept for the backward pass, for every step and unit.
+        kept: number of values that are kept for the backward pass, for every step and unit.
     """
 
     module: nn.RNNBase
@@ -107,8 +108,8 @@ class RecurrentRule(Rule):
         return [gradients[name] for name in self.parameters]
 
     def run(self, x: Tensor, before: Sequence[Tensor], ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
-        """One layer's states [T + 1, n, hidden], of which the first are given, and what the
-        backward pass also needs, for the layer's input [T, n, in].
+        """One layer's states [T + 1, n, hidden] for its input [T, n, in], and further values for
+        the backward pass. The first state is given.
         """
         raise NotImplementedError
 
@@ -119,16 +120,16 @@ class RecurrentRule(Rule):
         before the first step.
 
         Args:
-            saved: results of `run`. All of them except the states are overwritten.
+            saved: results of `run`. All results except the states are overwritten.
             dy: gradients of the hidden states, [T, n, hidden].
-            ends: further gradients of the last states.
-            weight: weight of the hidden state.
+            ends: additional gradients of the last states.
+            weight: weight that multiplies the hidden state.
         """
         raise NotImplementedError
 
     def _trained_parts(self, use: Use) -> list[tuple[_Part, list[str], Use]]:
-        """The parts with trained parameters, these parameters' names in the module, and the parts'
-        uses.
+        """The parts with trained parameters, the names of these parameters in the module, and the
+        uses of the parts.
         """
         parts = list[tuple[_Part, list[str], Use]]()
         for part, of_part in zip(self._parts, self._through_time(use), strict=True):
@@ -148,7 +149,9 @@ class RecurrentRule(Rule):
         )
 
     def _through_time(self, use: Use) -> list[Use]:
-        """The use of every part; `shared` gets the gradient of the input."""
+        """The uses of all parts, from the backward pass through time; `shared` gets the gradient of
+        the input.
+        """
         layers = self.module.num_layers
         each = len(use.saved) // layers
         x, _ = self._apart(use.x)
@@ -171,7 +174,7 @@ class RecurrentRule(Rule):
                 ),
             ]
             firsts.insert(0, first)
-        if use.x.dim() == 2:  # with the initial states
+        if use.x.dim() == 2:  # including the initial states
             of_states = [value for state in zip(*firsts, strict=True) for value in state]
             dy = torch.cat([dy.flatten(1), *of_states], 1)
         use.shared = (dy,)
@@ -287,10 +290,10 @@ class GruRule(RecurrentRule):
 
 
 class _Part(LinearRule):
-    """One of the two products of a layer of the module, a fully connected layer of its parameters.
+    """One of the two products in a recurrent layer, treated as a fully connected layer.
 
     Attributes:
-        names: names of its parameters in the module.
+        names: names of the product's parameters in the module.
     """
 
     def __init__(self, module: nn.RNNBase, memory: Memory, name: str, suffix: str) -> None:
@@ -318,8 +321,9 @@ class _Part(LinearRule):
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """The same answer for both parts of a layer: the second part uses the Gram matrices of the
-        outputs that the first has made.
+        """Whether Gram matrices take less time. The answer is the same for both parts of a layer,
+        because the second part uses the Gram matrices of the outputs that the first part has
+        computed.
         """
         outputs = self.extent()[0]
         return 2 * positions * (outputs + self._inputs) <= outputs * self._inputs
@@ -340,8 +344,9 @@ class _Part(LinearRule):
 
     @override
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
-        """The inputs are scaled, because the outputs' gradients are usually wider. Both are below
-        2^64, or their Gram matrices would not be finite, so what vanishes in a product is tiny.
+        """Add the scaled products. The inputs are scaled, because the outputs' gradients are
+        usually wider. All of these numbers are below 2^64, because their Gram matrices are finite.
+        A number that vanishes in a product is therefore tiny.
         """
         x, dy = (value.transpose(0, 1) for value in (use.x, use.dy))
         scaled = torch.mul(x, factors[:, None], out=self.memory.take("scaled", *x.shape))
@@ -349,7 +354,7 @@ class _Part(LinearRule):
 
 
 class _KeptParts(Kept):
-    """Data of the parts, with the places of their parameters among the module's parameters."""
+    """Data of the parts, with the indices of their parameters among the module's parameters."""
 
     def __init__(self, kept: Sequence[Kept], places: Sequence[Sequence[int]]) -> None:
         self._kept, self._places = kept, places

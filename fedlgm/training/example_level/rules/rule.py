@@ -15,10 +15,9 @@ from typing_extensions import override
 from fedlgm.training.stack.tape import Memory
 
 Scale = Callable[[slice, Sequence[Tensor]], list[Tensor]]
-"""Factors of some examples for the squared norms of their gradients, parameter by parameter.
-
-It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It returns one vector
-[c] per parameter, with 0 for an example whose gradient is not finite.
+"""A function that maps the squared norms of some examples' gradients to the examples' factors, for
+each parameter. It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It
+returns one vector [c] per parameter, with 0 for an example whose gradient is not finite.
 """
 
 
@@ -27,11 +26,13 @@ class Use:
     """One call of a layer in the forward pass, with its output's gradient.
 
     Attributes:
-        x: input, the example first.
+        x: input; the first dimension is the example.
         dy: gradient of the output.
-        saved: results of the forward pass for the backward pass, the example first.
-        shared: results of the parameters' gradients that the gradient of the input also uses.
-        common: results that uses with the same `dy` have in common.
+        saved: results of the forward pass for the backward pass; the first dimension is the
+            example.
+        shared: results from computing the parameters' gradients that are also used for the gradient
+            of the input.
+        common: results that are the same for all uses with the same `dy`.
     """
 
     x: Tensor
@@ -44,7 +45,7 @@ class Use:
         return len(self.x)
 
     def __getitem__(self, rows: slice | Tensor) -> Use:
-        """The same for some of the examples."""
+        """The same use of the layer, restricted to some of the examples."""
         return Use(self.x[rows], self.dy[rows], tuple(value[rows] for value in self.saved))
 
 
@@ -64,15 +65,15 @@ class Kept(Protocol):
 class Rule:
     """Forward pass and gradients of one module whose first dimension is the example.
 
-    Unfinished sums may be in another order than the parameter; `finish` restores torch's order.
+    Unfinished sums may have a different order from the parameter; `finish` restores torch's order.
 
     Args:
         module: the layer; its parameters are read in place.
         memory: scratch that all layers share.
-        name: name of the layer, also used for its own scratch memory.
+        name: name of the layer, also used for the layer's scratch memory.
 
     Attributes:
-        unites: whether several uses can be treated as one.
+        unites: whether several uses can be treated as one use.
     """
 
     unites = False
@@ -91,25 +92,27 @@ class Rule:
 
     @classmethod
     def dimensions(cls, module: Any) -> int:
-        """Least number of dimensions of an input whose first one is the example.
+        """Least number of dimensions of an input, including the first dimension, which is the
+        example.
 
-        With fewer, torch takes all rows for one example, such as for the channels of one image.
+        With fewer dimensions, torch treats all rows as one example, for instance as the channels of
+        one image.
         """
         return 1
 
     def shares(self, x: Tensor) -> bool:
-        """Whether an input is one row for the whole batch. The layer is then called with a row for
-        each example.
+        """Whether an input is a single row for the whole batch. If so, the layer is called with a
+        copy of the row for each example.
         """
         return False
 
     def join(self, *given: Any) -> Tensor:
-        """The inputs of a call as one tensor, the example first."""
+        """The inputs of a call as one tensor, with the example as the first dimension."""
         (x,) = given
         return x  # type: ignore[no-any-return]
 
     def outputs(self, out: Tensor) -> Any:
-        """What the module returns, from the result of `forward`."""
+        """The module's return value, from the result of `forward`."""
         return out
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -121,8 +124,8 @@ class Rule:
         raise NotImplementedError
 
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        """How many numbers per example the forward pass keeps besides input and output, for tensors
-        like these.
+        """Number of values per example that the forward pass keeps in addition to input and output,
+        for tensors like these.
         """
         return 0
 
@@ -131,12 +134,12 @@ class Rule:
         raise NotImplementedError
 
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """Measure, scale and add every example's gradient, without keeping any."""
+        """Measure, scale and add every example's gradient, without keeping gradients."""
         record = self.keep(use)
         record.add(sums, scale(slice(0, len(use)), record.squares))
 
     def keep(self, use: Use) -> Kept:
-        """Measure every example's gradient and keep the data that its sum needs."""
+        """Measure every example's gradient, and keep the data that are needed for the sum."""
         raise NotImplementedError
 
     def unite(self, uses: Sequence[Use]) -> Use:
@@ -163,7 +166,7 @@ class KeptGradients(Kept):
 
     Args:
         gradients: [n, size] per parameter.
-        squares: their squared norms, float64 [n] per parameter.
+        squares: squared norms of these gradients, float64 [n] per parameter.
     """
 
     def __init__(self, gradients: Sequence[Tensor], squares: list[Tensor]) -> None:
@@ -178,7 +181,7 @@ class KeptGradients(Kept):
 
 
 def all_finite(squares: Tensor) -> bool:
-    """Whether all squares are finite (reads one number instead of all)."""
+    """Whether all squares are finite. Only one number is read instead of all squares."""
     return math.isfinite(float(squares.sum()))
 
 
