@@ -161,7 +161,9 @@ def branches(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def differs_under_vmap(module: nn.Module, x: Tensor) -> Tensor:
-    batched = torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_gradtrackingtensor(x)
+    batched = torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_gradtrackingtensor(
+        x
+    )
     return x * 1.05 if batched else x
 
 
