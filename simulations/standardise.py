@@ -165,8 +165,8 @@ def standardise(
 
 
 def _add_constants(columns: tuple[Column, ...], constants: Standardised) -> tuple[Column, ...]:
-    """The columns, with the constants that turn their values in the table into the model's
-    inputs.
+    """The columns, each with the two constants that turn a value of the table into an input of the
+    model.
     """
     new_columns: list[Column] = []
     for column, mean, deviation in zip(

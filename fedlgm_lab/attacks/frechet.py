@@ -44,8 +44,8 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < _LEAST:
         raise ConfigError(
-            f"a Frechet distance takes two sets [n, d] of at least {_LEAST} images and one width, "
-            f"got {a.shape} and {b.shape}"
+            f"a Frechet distance needs two sets of features [n, d] with the same width d, each of at "
+            f"least {_LEAST} images; got {a.shape} and {b.shape}"
         )
     cov_a, cov_b = (
         np.cov(a, rowvar=False, ddof=1).reshape(a.shape[1], -1),

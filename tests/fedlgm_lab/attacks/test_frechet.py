@@ -62,7 +62,7 @@ def test_public_classifier_orders_sets_of_digits():
 
 
 def test_refuses():
-    with pytest.raises(ConfigError, match="one width"):
+    with pytest.raises(ConfigError, match="the same width"):
         frechet_distance(np.zeros((5, 2)), np.zeros((5, 3)))
     with pytest.raises(ConfigError, match="at least 10 images"):
         PublicClassifier.train(torch.zeros(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64), 2)
