@@ -394,7 +394,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
     precision = 0.0
     for event, count in _unfold(events):
         record = encode(event)  # this checks the event's numbers
-        if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
+        if isinstance(event, dp_event.GaussianDpEvent) and is_private(event):
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             merged[json.dumps(record)] += count
