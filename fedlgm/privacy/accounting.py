@@ -26,6 +26,7 @@ from fedlgm.checks import (
     check_below_one,
     check_count,
     check_known,
+    check_non_negative,
     check_positive,
     check_rate,
     check_share,
@@ -105,8 +106,7 @@ def epsilon(
     """
     draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
     _check(delta, accountant)
-    if noise_multiplier != 0:
-        check_positive(noise_multiplier=noise_multiplier)
+    check_non_negative(noise_multiplier=noise_multiplier)
     event = release_event(noise_multiplier / SENSITIVITY_FACTOR[relation], draws)
     return composed_epsilon([(event, count)], delta, accountant)
 
