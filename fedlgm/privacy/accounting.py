@@ -139,7 +139,8 @@ def calibrate(
         participations: number k of a unit's releases under "allocation".
 
     Returns:
-        Noise std of the sum over one unit's l2 bound.
+        Noise std of the sum over one unit's l2 bound, at least 0.05 (twice that under replace-one),
+        even if the budget allows less noise.
 
     Raises:
         ConfigError: an argument is outside its range.
@@ -233,7 +234,7 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accoun
     if root is None:
         root = _root(target, delta, levels, rate, accountant)
         remembered.save("calibration", inputs, root.hex().encode())
-    return math.exp(root)
+    return max(math.exp(root), SMALLEST_MULTIPLIER)
 
 
 def _confirm(
@@ -282,11 +283,10 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
         while excess(high, kind) > 0:
             low, high = high, high + 1.0
             if high > math.log(_LARGEST_MULTIPLIER):
-                releases = sum(count for _, count in levels)
                 raise PrivacyError(
                     f"the {accountant} accountant finds no noise multiplier below "
                     f"{_LARGEST_MULTIPLIER:g} that meets epsilon={target:g}, delta={delta:g} after "
-                    f"{releases} releases: raise epsilon or delta, or release fewer times"
+                    f"{sum(count for _, count in levels)} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
             if low <= math.log(SMALLEST_MULTIPLIER):

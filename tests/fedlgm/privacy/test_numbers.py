@@ -8,7 +8,7 @@ from dp_accounting import dp_event
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.accounting import calibrate_levels
+from fedlgm.privacy.accounting import SMALLEST_MULTIPLIER, calibrate_levels
 from fedlgm.privacy.events import (
     gaussian_event,
     laplace_event,
@@ -146,3 +146,10 @@ def test_hardly_any_noise_is_never_free(multiplier: float, rate: float, accounta
         privacy.epsilon(multiplier, 1e-5, steps=10, sampling_rate=rate, accountant=accountant)
         == math.inf
     )
+
+
+@pytest.mark.parametrize("budget", [200.0, 400.0, 1e4, 1e9])
+def test_no_budget_leads_to_less_than_the_least_noise(budget: float) -> None:
+    least = privacy.calibrate(budget, 1e-5, steps=1)
+    assert least >= SMALLEST_MULTIPLIER
+    assert privacy.epsilon(least, 1e-5, steps=1) <= budget
