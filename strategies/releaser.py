@@ -128,8 +128,11 @@ class Releaser:
 
     def _terms(self, plan: ReleasePlan) -> dict[str, Any]:
         """Fields of a ledger row in addition to its cost."""
-        stated = {"guarantee": plan.guarantee} if self.stated else {}
-        return {"claim": plan.claim, "protects": plan.protects, **stated}
+        return {
+            "claim": plan.claim,
+            "protects": plan.protects,
+            "guarantee": plan.guarantee if self.stated else None,
+        }
 
     @property
     def draws_anew(self) -> bool:

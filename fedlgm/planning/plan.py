@@ -33,7 +33,7 @@ from fedlgm.planning.layers import LayerTable
 from fedlgm.planning.queries import NoisyQuery
 from fedlgm.planning.records import Part
 from fedlgm.privacy.conditions import in_a_run
-from fedlgm.privacy.guarantee import Claim, Guarantee
+from fedlgm.privacy.guarantee import Claim, Guarantee, at_nodes
 
 __all__ = ["NoisyQuery", "Part", "ReleasePlan", "RunFacts", "Sampling", "UnprotectedPlan"]
 
@@ -309,8 +309,10 @@ class ReleasePlan:
 
     @property
     def protects(self) -> str:
-        """Unit and neighbouring relation of the event, for the ledger."""
-        return f"{self.guarantee.unit}, {self.facts.relation}"
+        """Unit and neighbouring relation of the event, and the overlap if above 1, for the
+        ledger.
+        """
+        return at_nodes(f"{self.guarantee.unit}, {self.facts.relation}", self.facts.overlap)
 
     @property
     def shares(self) -> np.ndarray:

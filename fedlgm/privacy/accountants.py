@@ -166,7 +166,7 @@ class RenyiAccountant(RdpAccountant):
         for event, count in events:
             match event:
                 case dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(multiplier)) if (
-                    0 < rate < 1 and multiplier**2 > 0
+                    0 < rate < 1
                 ):
                     releases.append((rate, multiplier, count))
                 case _:

@@ -26,6 +26,7 @@ from fedlgm.checks import (
     check_below_one,
     check_count,
     check_known,
+    check_non_negative,
     check_positive,
     check_rate,
     check_share,
@@ -105,8 +106,7 @@ def epsilon(
     """
     draws, count = draws_of(sampling, sampling_rate, steps, participations, relation)
     _check(delta, accountant)
-    if noise_multiplier != 0:
-        check_positive(noise_multiplier=noise_multiplier)
+    check_non_negative(noise_multiplier=noise_multiplier)
     event = release_event(noise_multiplier / SENSITIVITY_FACTOR[relation], draws)
     return composed_epsilon([(event, count)], delta, accountant)
 
@@ -139,7 +139,8 @@ def calibrate(
         participations: number k of a unit's releases under "allocation".
 
     Returns:
-        Noise std of the sum over one unit's l2 bound.
+        Noise std of the sum over one unit's l2 bound, at least 0.05 (twice that under replace-one),
+        even if the budget allows less noise.
 
     Raises:
         ConfigError: an argument is outside its range.
@@ -235,7 +236,7 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accoun
     if root is None:
         root = _root(target, delta, levels, rate, accountant)
         remembered.save("calibration", inputs, root.hex().encode())
-    return math.exp(root)
+    return max(math.exp(root), SMALLEST_MULTIPLIER)
 
 
 def _confirm(
@@ -284,11 +285,10 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
         while excess(high, kind) > 0:
             low, high = high, high + 1.0
             if high > math.log(_LARGEST_MULTIPLIER):
-                releases = sum(count for _, count in levels)
                 raise PrivacyError(
                     f"the {accountant} accountant finds no noise multiplier below "
                     f"{_LARGEST_MULTIPLIER:g} that meets epsilon={target:g}, delta={delta:g} after "
-                    f"{releases} releases: raise epsilon or delta, or release fewer times"
+                    f"{sum(count for _, count in levels)} releases: raise epsilon or delta, or release fewer times"
                 )
         while excess(low, kind) < 0:
             if low <= math.log(SMALLEST_MULTIPLIER):
@@ -398,7 +398,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
     precision = 0.0
     for event, count in _unfold(events):
         record = encode(event)  # this checks the event's numbers
-        if isinstance(event, dp_event.GaussianDpEvent) and record["noise_multiplier"] > 0:
+        if isinstance(event, dp_event.GaussianDpEvent) and is_private(event):
             precision += count / record["noise_multiplier"] ** 2
         elif count > 0 and not isinstance(event, dp_event.NoOpDpEvent):
             merged[json.dumps(record)] += count

@@ -24,8 +24,8 @@ class Charge:
         event: the proven cost of the release.
         claim: the charge that the method's authors would state, if it differs from the proven cost;
             otherwise empty.
-        protects: unit and neighbouring relation of the event, as in "client, add-remove"; "" if not
-            stated.
+        protects: unit and neighbouring relation of the event, as in "client, add-remove" or
+            "client, replace-one at 2 nodes"; "" if not stated.
 
     Example:
         >>> import tempfile
@@ -81,7 +81,7 @@ class Draft(NamedTuple):
         round: object,
         keys: Mapping[Any, object],
         claim: Claim | None,
-        protects: object,
+        protects: Any,
         guarantee: Guarantee | None,
     ) -> Draft:
         """Check the values that a caller charges, because SQLite would store any value, and a row
@@ -96,7 +96,7 @@ class Draft(NamedTuple):
             if not (isinstance(key, str) and key):
                 raise ConfigError(f"the key of a charge must be a name of its noise, got {key!r}")
             names[check_count("the client of a charge", client, least=-1)] = str(key)
-        if protects not in _KNOWN:
+        if str(protects).partition(" at ")[0] not in _KNOWN:
             raise ConfigError(
                 "a charge protects a unit under a relation, such as 'client, add-remove', or "
                 f"states neither, got {protects!r}"
@@ -108,7 +108,7 @@ class Draft(NamedTuple):
             names,
             json.dumps(privacy.events.encode(event)),
             _claim(claim or {}),
-            str(protects),
+            protects,
             words,
         )
 

@@ -297,12 +297,18 @@ def is_private(event: dp_event.DpEvent) -> bool:
     Example:
         >>> is_private(gaussian_event(1.0)), is_private(repeat_event(gaussian_event(0.0), 3))
         (True, False)
+        >>> is_private(gaussian_event(1e-160, 0.1))
+        False
     """
     while hasattr(event, "event"):
         event = event.event
     if isinstance(event, dp_event.ComposedDpEvent):
         return all(map(is_private, event.events))
-    return not isinstance(event, dp_event.NonPrivateDpEvent)
+    # the square of the inverse of less noise overflows, and accountants would find epsilon 0
+    return not (
+        isinstance(event, dp_event.NonPrivateDpEvent)
+        or getattr(event, "noise_multiplier", 1) <= 1e-150
+    )
 
 
 def pure_epsilon(event: dp_event.DpEvent) -> float:

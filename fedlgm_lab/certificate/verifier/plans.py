@@ -16,7 +16,7 @@ from fedlgm.planning.allocation import effective_multiplier, floor_digits
 from fedlgm.planning.records import Sampling, Shares
 from fedlgm.privacy import events
 from fedlgm.privacy.events import DpEvent
-from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Trust, Unit
+from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Trust, Unit, at_nodes
 from fedlgm_lab.certificate.verifier.envelope import (
     Maybe,
     NotCheckable,
@@ -106,7 +106,7 @@ class Plan:
     @property
     def protects(self) -> str:
         """Unit and relation, as in the ledger."""
-        return f"{self.unit}, {self.relation}"
+        return at_nodes(f"{self.unit}, {self.relation}", self.overlap)
 
     @property
     def rate(self) -> float:

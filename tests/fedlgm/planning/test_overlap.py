@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from dp_accounting import dp_event, pld
 
 from fedlgm import LayerTable, RunFacts, Sampling, mechanisms, privacy
 from fedlgm.aggregation.bounded_sum import BoundedSum
-from fedlgm.errors import ConfigError, PrivacyError
+from fedlgm.errors import ConfigError, LedgerError, PrivacyError
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning import charging
 from fedlgm.planning.facts import LocalSteps
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.transcript import Transcript
+from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.certificate.verifier.envelope import Refused
 from fedlgm_lab.certificate.verifier.plans import Plan
 
@@ -250,3 +252,15 @@ def test_the_verifier_of_certificates_derives_the_same_cost(case):
     assert found.status == "conditional"
     raw["facts"]["overlap"] = 1  # an understated number is another cost
     assert json.loads(Plan(raw).event(1)) != json.loads(text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_ledger_adds_up_only_the_costs_of_one_overlap(case: str, tmp_path: Path) -> None:
+    alone, together = plan(facts(case)), plan(facts(case, overlap=2))
+    assert Plan(json.loads(together.to_json())).protects == together.protects
+    with Ledger(tmp_path / "ledger.sqlite", owner="a run") as ledger:
+        ledger.charge(together.event, round=1, key="1", protects=together.protects)
+        with pytest.raises(LedgerError, match="at 2 nodes"):
+            ledger.charge(alone.event, round=2, key="2", protects=alone.protects)
+        ledger.charge(together.event, round=2, key="2", protects=together.protects)
+        assert ledger.rounds() == 2

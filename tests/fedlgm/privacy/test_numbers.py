@@ -8,7 +8,7 @@ from dp_accounting import dp_event
 
 from fedlgm import privacy
 from fedlgm.errors import ConfigError
-from fedlgm.privacy.accounting import calibrate_levels
+from fedlgm.privacy.accounting import SMALLEST_MULTIPLIER, calibrate_levels
 from fedlgm.privacy.events import (
     gaussian_event,
     laplace_event,
@@ -134,3 +134,22 @@ def test_impossible_releases_are_refused_where_they_are_stated(made):
     """Some of them were events that cost nothing."""
     with pytest.raises(ConfigError):
         made()
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("multiplier", [5e-324, 1e-170, 1e-161, 1e-158, 1e-154, 1e-150])
+def test_hardly_any_noise_is_never_free(multiplier: float, rate: float, accountant: str) -> None:
+    release = gaussian_event(multiplier, rate)
+    assert privacy.composed_epsilon([(release, 10)], 1e-5, accountant) == math.inf
+    assert (
+        privacy.epsilon(multiplier, 1e-5, steps=10, sampling_rate=rate, accountant=accountant)
+        == math.inf
+    )
+
+
+@pytest.mark.parametrize("budget", [200.0, 400.0, 1e4, 1e9])
+def test_no_budget_leads_to_less_than_the_least_noise(budget: float) -> None:
+    least = privacy.calibrate(budget, 1e-5, steps=1)
+    assert least >= SMALLEST_MULTIPLIER
+    assert privacy.epsilon(least, 1e-5, steps=1) <= budget
