@@ -5,6 +5,7 @@ deployment.
 from __future__ import annotations
 
 import warnings
+from functools import cached_property
 from typing import Any
 
 from clients import LayerwiseClient, PartitionedSource
@@ -57,7 +58,12 @@ class Assembly:
         self.recipe, self.own, self.no_kernel = recipe, own or Own(), no_kernel
         self.data = data(recipe, self.own, divided)
         self.model = model(self.data)
-        self.privacy = RunPrivacy(self.model, planned)
+        self._planned = planned
+
+    @cached_property
+    def privacy(self) -> RunPrivacy:
+        """Method, first plan and consent."""
+        return RunPrivacy(self.model, self._planned)
 
     def check(self) -> None:
         """Run all checks that need no training. They cover the division, the model and the first
