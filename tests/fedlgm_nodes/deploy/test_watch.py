@@ -1,4 +1,4 @@
-"""Processes of a deployment that end or stand still while a run goes on are named at once, with
+"""Processes of a deployment that end or are stopped while a run goes on are named at once, with
 what to do."""
 
 from __future__ import annotations
