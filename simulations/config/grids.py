@@ -29,7 +29,7 @@ def parse_grid(texts: Iterable[str], option: str = "--grid") -> dict[str, list[A
         if not equals or not key or not values:
             raise ConfigError(f"{option} takes key=value,value, got {text!r}")
         if key in grid:
-            raise ConfigError(f"{option} {key} is given twice: put all of its values into one")
+            raise ConfigError(f"{option} has {key} twice: put all of its values into one list")
         try:
             grid[key] = tomllib.loads(f"values = [{values}]")["values"]
         except (ValueError, RecursionError):

@@ -153,8 +153,8 @@ def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
     """
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= x.shape[0] == len(y):
         raise ConfigError(
-            "training.kernel = 'native' trains on one float32 array of inputs with a target each: "
-            "use 'torch'"
+            "training.kernel = 'native' needs one float32 array of inputs with one target per input: "
+            "use training.kernel = 'torch'"
         )
     return x
 
