@@ -1,5 +1,5 @@
-"""Which clients a client object represents. This is fixed when the object is built and never read
-from a message.
+"""The clients that one client object represents. They are fixed when the object is built, and never
+read from a message.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     chosen = np.ones(len(frame), dtype=bool)
     for key, value in values.items():
         name = name_of(value)
-        chosen &= [name_of(cell) == name for cell in frame[key]]
+        chosen &= np.array([name_of(cell) == name for cell in frame[key]], dtype=bool)
     return frame[chosen]
 
 

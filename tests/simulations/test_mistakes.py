@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a number as overrides": (run(overrides=3), "strings or a mapping, got int: 3"),
     "a list as noise": (
         lambda: privacy.epsilon([1.0], 1e-5, steps=1),  # type: ignore[arg-type]
-        "noise_multiplier must be finite and positive, got [1.0]",
+        "noise_multiplier must be finite and at least 0, got [1.0]",
     ),
     "a number as the mechanism": (lambda: mechanisms.get(3), "unknown mechanism 3"),  # type: ignore[arg-type]
     "no workers": (study(workers=None), "workers must be a whole number of at least 1, got None"),

@@ -194,7 +194,7 @@ def test_methods_for_the_run_as_a_whole():
     assert 0.2 < audited(of, record, method="one-run", confidence=0.95).epsilon_lower < 8.0
     scores = run_scores(record)
     assert scores.inside.mean() > scores.outside.mean()
-    with pytest.raises(ConfigError, match="coin per round"):
+    with pytest.raises(ConfigError, match="coin for each round"):
         audited(of, watched(of), method="one-run")
     with pytest.raises(ConfigError, match="needs at least 64"):
         audited(of, watched(of, count=8, presence="run"), method="one-run")
