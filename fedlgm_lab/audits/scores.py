@@ -75,8 +75,8 @@ class Scores:
     def frontier(self) -> tuple[Array, Counts, Counts]:
         """Find the thresholds at the corners of the concave hull of the ROC curve.
 
-        Returns: The thresholds, and the numbers of scores out and of scores in below each
-        threshold.
+        Returns:
+            The thresholds, and the numbers of scores out and of scores in below each threshold.
         """
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
