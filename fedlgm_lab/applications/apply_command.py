@@ -1,4 +1,7 @@
-"""`fedlgm apply` for coordinate descent and PCA. Heavy imports happen inside the commands."""
+"""`fedlgm apply`: coordinate descent and PCA over a federation.
+
+Imports that take long are made inside the commands.
+"""
 
 from __future__ import annotations
 

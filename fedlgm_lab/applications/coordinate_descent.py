@@ -2,14 +2,15 @@
 or i.i.d. noise.
 
 One pass visits the coordinates in order. The private step of coordinate i is a sum over rows of
-clipped partial derivatives plus noise; the rest is post-processing. The sum is additive over
-disjoint sets of rows, so clients can each compute their part (`coordinate_gradient_sum`) and a
-server can do the rest.
+clipped partial derivatives plus noise; all other steps are post-processing. The sum is additive
+over disjoint sets of rows, so each client can add up its rows (`coordinate_gradient_sum`) and a
+server can do everything else.
 
-Neighbouring relation: "replace-one" moves a sum of derivatives clipped to C_i by at most 2 C_i,
-"add-remove" by C_i. The divisor N is public under both. Sources: DP-CD (Mangold, Bellet, Salmon and
-Tommasi 2022); i.n.i.d. noise paper, section VI-A and Algorithm 2. The paper adds noise t_i to the
-update. Here the noise t_i N / tau_i is added to the sum, as a client or an aggregator could do.
+Neighbours under the relation "replace-one" differ by at most 2 C_i in a sum of derivatives clipped
+to C_i, and neighbours under "add-remove" by at most C_i. The divisor N is public under both
+relations. Sources: DP-CD (Mangold, Bellet, Salmon and Tommasi 2022); i.n.i.d. noise paper, section
+VI-A and Algorithm 2. The paper adds noise t_i to the update. Here the noise t_i N / tau_i is added
+to the sum, as a client or an aggregator could do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fedlgm_lab.applications.sums import sum_rows
 
 @dataclass(frozen=True, eq=False)
 class DescentPlan:
-    """A whole private run, as a function of public numbers only.
+    """The rates, bounds and noise of a private run, which depend only on public numbers.
 
     Attributes:
         rates: learning rate tau_i of each coordinate, shape [K].
@@ -59,7 +60,7 @@ class DescentPlan:
 
 
 def pass_budget(family: Family, epsilon: float, delta: float, passes: int) -> float:
-    """Share of an (epsilon, delta) budget for each of `passes` equal passes.
+    """Compute the share of an (epsilon, delta) budget for each of `passes` equal passes.
 
     For Gaussian noise the share is mu_0 / sqrt(passes), which is exact because squared mu's of
     adaptive Gaussian releases add up. For Laplace noise it is epsilon / passes of pure DP by basic
@@ -91,12 +92,13 @@ def plan_descent(
     family: Family = "gaussian",
     relation: Relation = "replace-one",
 ) -> DescentPlan:
-    """Learning rates, clipping constants and noise of a private run.
+    """Choose the learning rates, clipping bounds and noise of a private run.
 
     Rates are tau_i = rate / M_i and clipping constants C_i = clip * sqrt(M_i / sum_j M_j). With
     rule "spr" (DP-CD) every coordinate spends an equal share of a pass's budget; with "inid"
     (improved DP-CD) the shares minimise the summed squared noise of the updates, sum_i (tau_i
-    noise_i / N)^2; with "iid" all updates get the same noise. All three spend the budget exactly.
+    noise_i / N)^2; with "iid" the updates of all coordinates get the same noise. All three spend
+    the budget exactly.
 
     Args:
         smoothness: public or privately estimated coordinate smoothness constants M_i > 0, shape
@@ -160,12 +162,12 @@ def coordinate_gradient_sum(
     coordinate: int,
     clip: float,
 ) -> float:
-    """Sum over rows of the partial derivative of the loss, each clipped to [-clip, clip].
+    """Add up the rows' partial derivatives of the loss, each clipped to [-clip, clip].
 
     Args:
         objective: the loss.
         features: the caller's rows, shape [n, K]; n may be any subset of the data.
-        targets: their targets, shape [n].
+        targets: the rows' targets, shape [n].
         margins: features @ theta at the current public theta, shape [n].
         coordinate: index i in [0, K).
         clip: bound C_i.
@@ -197,7 +199,7 @@ def descend(
 
     Returns:
         theta at the start and after every pass, shape [passes + 1, K]. The plan's guarantee covers
-        all of it.
+        this whole path.
 
     Raises:
         DataError: the shapes differ from the plan's, or an entry is not finite.
@@ -224,7 +226,7 @@ def descend(
 
 
 def check_rows(features: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, Array]:
-    """Features [N, K] and targets [N] in double precision.
+    """Check features [N, K] and targets [N], and convert them to double precision.
 
     Raises:
         DataError: a shape is wrong or an entry is not finite.
@@ -240,7 +242,7 @@ def check_rows(features: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[Array, 
 
 
 def _event(family: Family, ratios: Array, passes: int) -> dp_event.DpEvent:
-    """Event of all passes; `ratios` are sensitivity over noise scale, one per coordinate."""
+    """Build the event of all passes; `ratios` are sensitivity over noise scale, per coordinate."""
     if family == "gaussian":
         return dp_event.GaussianDpEvent(1 / math.sqrt(passes * float(ratios @ ratios)))
     one_pass = dp_event.ComposedDpEvent(

@@ -23,11 +23,11 @@ class TabularData:
     """A regression or two-class task.
 
     Attributes:
-        name: name of the set.
-        features: shape [N, K].
-        targets: shape [N]: centred to mean 0 and unit variance for regression, labels -1 and 1 for
-            two classes.
-        classification: whether targets are labels.
+        name: name of the data set.
+        features: features of the rows, shape [N, K].
+        targets: targets of the rows, shape [N]: scaled to mean 0 and unit variance for regression,
+            labels -1 and 1 for two classes.
+        classification: whether the targets are labels.
     """
 
     name: str
@@ -37,8 +37,9 @@ class TabularData:
 
 
 def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
-    """Load a set. Scaling uses the data's own statistics, which the DP-CD literature treats as
-    public.
+    """Load a data set.
+
+    The scaling uses statistics of the data, which the DP-CD literature treats as public.
 
     Args:
         name: "diabetes" (442 x 10, regression) and "breast-cancer" (569 x 30, two classes) come
@@ -99,8 +100,8 @@ _SCALES: dict[str, Callable[[Array], Any]] = {
 def fully_random_rows(
     dimension: int, rank: int, rows: int, rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """Points uniform on the unit sphere of a uniformly random subspace (Soltanolkotabi and Candes
-    2012).
+    """Draw points uniformly from the unit sphere of a uniformly random subspace (Soltanolkotabi and
+    Candes 2012).
 
     Args:
         dimension: ambient dimension M.
@@ -112,7 +113,7 @@ def fully_random_rows(
         The points, shape [N, M], and an orthonormal basis of the subspace, shape [M, r].
 
     Raises:
-        ConfigError: rank outside [1, M] or no rows.
+        ConfigError: the rank is outside [1, M], or there are no rows.
     """
     for name, value in (("dimension", dimension), ("rank", rank), ("rows", rows)):
         check_count(name, value)

@@ -3,8 +3,8 @@
 The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r -
 1) mod K. Clients add up their rows' clipped partial derivatives, and the server takes the proximal
 step. Without noise the path equals the path of `coordinate_descent.descend` on all rows together,
-up to the factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's share is bounded
-before a client adds it up, so a client's sum needs no further bound.
+up to the factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's derivatives are
+clipped before a client adds them up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedlgm_lab.applications.sums import sum_rows
 
 
 def coordinate_table(coordinates: int) -> LayerTable:
-    """One layer of size 1 for each coordinate of theta."""
+    """Make a table with one layer of size 1 for each coordinate of theta."""
     return LayerTable.from_sizes({f"theta[{i}]": 1 for i in range(coordinates)})
 
 
@@ -52,8 +52,8 @@ class CoordinateSums:
         self._objective, self._clip = objective, plan.clip
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[BoundedUpdates]:
-        """Yield float64 [1, K] for each task (x: rows [n, K], y: targets [n]); non-finite
-        derivatives count as zero.
+        """Yield the sums, float64 [1, K], of each task (x: rows [n, K], y: targets [n]);
+        derivatives that are not finite count as zero.
         """
         theta = model.double().numpy()
         for task in tasks:
@@ -81,13 +81,13 @@ class CoordinateRelease(Mechanism):
     descent: DescentPlan = None  # type: ignore[assignment]
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """(clip / noise)^2 of the round's coordinate, for facts of multiplier 1; as in
-        `Mechanism`.
+        """Return (clip / noise)^2 of each round's coordinate, which is its cost for facts with
+        noise multiplier 1 (see `Mechanism.costs`).
         """
         return ((self.descent.clip / self.descent.noise) ** 2)[np.arange(rounds) % len(layers)]
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The next coordinate's bound and noise; no other layer is released."""
+        """Plan the release of the next coordinate; no other layer is released."""
         turn = np.arange(len(layers)) == transcript.rounds % len(layers)
         sigma = np.where(turn, self.descent.noise, np.inf)
         return ReleasePlan(
@@ -115,8 +115,8 @@ class ProximalStep:
         self._objective, self._plan, self._clients, self._rounds = objective, plan, clients, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next theta [K], from the current theta and the released mean [K]. The mean is zero except
-        in one coordinate.
+        """Compute the next theta [K] from the current theta and the released mean [K], of which
+        only one coordinate is not zero.
         """
         i = self._rounds % len(model)
         self._rounds += 1

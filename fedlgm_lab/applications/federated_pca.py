@@ -32,8 +32,8 @@ from fedlgm_lab.applications.pca import Array, CovariancePlan, covariance_sum
 
 
 def covariance_table(plan: CovariancePlan) -> LayerTable:
-    """The layers of the released vector [M (M + 1) / 2]: the diagonal, then the entries above it by
-    rows.
+    """Make the layer table of the released vector [M (M + 1) / 2]: the diagonal, then the entries
+    above the diagonal by rows.
     """
     above = plan.dimension * (plan.dimension - 1) // 2
     if plan.entry_clip is None:
@@ -44,7 +44,7 @@ def covariance_table(plan: CovariancePlan) -> LayerTable:
 
 
 def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
-    """Bounds of a row's share and noise scales of each layer of `covariance_table(plan)`."""
+    """Compute a row's bound and the noise scale in each layer of `covariance_table(plan)`."""
     layers, order = covariance_table(plan), 2 if plan.family == "gaussian" else 1
     if plan.entry_clip is None:
         scales = np.array([plan.diagonal])
@@ -55,13 +55,13 @@ def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
 
 
 def pack(matrix: Array, plan: CovariancePlan) -> Tensor:
-    """Symmetric matrix [M, M] as the released vector, float64 [M (M + 1) / 2]."""
+    """Convert a symmetric matrix [M, M] to the released vector, float64 [M (M + 1) / 2]."""
     above = matrix[np.triu_indices(plan.dimension, 1)] * _unit(plan)
     return torch.from_numpy(np.concatenate([np.diag(matrix), above]))
 
 
 def unpack(vector: Tensor, plan: CovariancePlan) -> Array:
-    """Inverse of `pack`, float64 [M, M]."""
+    """Convert a released vector back to the symmetric matrix, float64 [M, M]."""
     values, size = vector.double().numpy(), plan.dimension
     matrix = np.zeros((size, size))
     matrix[np.triu_indices(size, 1)] = values[size:] / _unit(plan)
@@ -104,13 +104,13 @@ class CovarianceRelease(Mechanism):
     claimed_epsilon: float | None = None
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """Cost of the release for facts of multiplier 1; as in `Mechanism`."""
+        """Return the release's cost for facts with noise multiplier 1 (see `Mechanism.costs`)."""
         clip, scales = layer_bounds(self.covariance)
         order = 2 if self.covariance.family == "gaussian" else 1
         return np.full(rounds, np.linalg.norm(np.asarray(clip) / np.asarray(scales), order) ** 2)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Bounds in l2 (Gaussian) or l1 (Laplace) norm and noise of each layer."""
+        """Plan the release, with bounds in l2 norm (Gaussian noise) or l1 norm (Laplace noise)."""
         covariance = self.covariance
         clip, scales = layer_bounds(covariance)
         claim: Claim | None = (

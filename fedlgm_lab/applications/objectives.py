@@ -34,19 +34,19 @@ class Lasso:
         _check_strength(self.strength)
 
     def value(self, theta: Array, features: Array, targets: Array) -> float:
-        """The objective at theta, shape [K], on features [N, K] and targets [N]."""
+        """Compute the objective at theta, shape [K], on features [N, K] and targets [N]."""
         return float(
             ((features @ theta - targets) ** 2).mean() / 2 + self.strength * np.abs(theta).sum()
         )
 
     def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Derivative of each row's loss in its margin x_n . theta, shape [N], which is the
-        residual.
+        """Compute the derivative of each row's loss in its margin x_n . theta, shape [N], which is
+        the residual.
         """
         return margins - targets
 
     def prox(self, value: float, step: float) -> float:
-        """argmin_w (w - value)^2 / 2 + step * psi_i(w), which is the soft threshold."""
+        """Compute argmin_w (w - value)^2 / 2 + step * psi_i(w), which is soft thresholding."""
         return math.copysign(max(abs(value) - step * self.strength, 0.0), value)
 
 
@@ -67,16 +67,18 @@ class Logistic:
         _check_strength(self.strength)
 
     def value(self, theta: Array, features: Array, targets: Array) -> float:
-        """The objective at theta."""
+        """Compute the objective at theta, as for `Lasso`."""
         losses = np.logaddexp(0.0, -targets * (features @ theta))
         return float(losses.mean() + self.strength / 2 * (theta @ theta))
 
     def margin_gradient(self, margins: Array, targets: Array) -> Array:
-        """Minus the label times the probability of the other label."""
+        """Compute the derivative of each row's loss in its margin: minus the label times the
+        probability of the other label.
+        """
         return np.asarray(-targets * expit(-targets * margins))
 
     def prox(self, value: float, step: float) -> float:
-        """argmin_w (w - value)^2 / 2 + step * psi_i(w), which is a shrinkage."""
+        """Compute argmin_w (w - value)^2 / 2 + step * psi_i(w), which shrinks the value."""
         return value / (1 + step * self.strength)
 
 

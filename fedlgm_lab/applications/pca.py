@@ -56,14 +56,14 @@ class CovariancePlan:
 
     @property
     def protected(self) -> bool:
-        """Whether the event belongs to a private release."""
+        """Whether the release has a privacy guarantee."""
         return not isinstance(self.event, dp_event.NonPrivateDpEvent)
 
 
 def covariance_plan(
     method: str, dimension: int, epsilon: float, delta: float = 0.0
 ) -> CovariancePlan:
-    """The release of one second-moment matrix under an (epsilon, delta) budget.
+    """Plan the release of one second-moment matrix under an (epsilon, delta) budget.
 
     Methods:
         gaussian-iid: standard deviation 1/mu_0 in the whole upper triangle (Analyze Gauss):
@@ -86,8 +86,8 @@ def covariance_plan(
         method: one of the above.
         dimension: number of features M >= 1.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage; in (0, 1) for Gaussian methods, 0 for Laplace methods (they are
-            epsilon-DP).
+        delta: delta of the budget; in (0, 1) for Gaussian methods, 0 for Laplace methods, which are
+            epsilon-DP.
 
     Returns:
         The plan.
@@ -128,7 +128,9 @@ def covariance_plan(
 
 
 def _entry_profile(dimension: int) -> Profile:
-    """The paper's profile: the diagonal entries, then those above it."""
+    """Return the paper's sensitivity profile: diagonal entries first, then those above the
+    diagonal.
+    """
     size = dimension * (dimension + 1) // 2
     if dimension == 1:
         return as_profile([1.0])
@@ -150,16 +152,16 @@ _REASONS = {
 
 
 def methods() -> tuple[str, ...]:
-    """Known covariance methods."""
+    """List the known covariance methods."""
     return tuple(_REASONS)
 
 
 def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
-    """Sum of the bounded outer products of `rows`, which is additive over disjoint sets of rows.
+    """Add up the bounded outer products of `rows`; the sum is additive over disjoint sets of rows.
 
     Args:
         rows: data, shape [N, M]; rows longer than 1 are scaled to length 1.
-        plan: the release; it states whether entries are clipped.
+        plan: plan of the release, which states whether entries are clipped.
 
     Returns:
         Symmetric matrix, shape [M, M].
@@ -189,8 +191,8 @@ def covariance_sum(rows: npt.ArrayLike, plan: CovariancePlan) -> Array:
 
 
 def top_subspace(matrices: npt.ArrayLike, rank: int) -> Array:
-    """Orthonormal basis of the leading eigenspace of each symmetric matrix: [..., M, M] gives [...,
-    M, rank].
+    """Compute an orthonormal basis of the leading eigenspace of each symmetric matrix: [..., M, M]
+    gives [..., M, rank].
 
     Raises:
         ConfigError: the rank is outside [1, M].
@@ -202,7 +204,7 @@ def top_subspace(matrices: npt.ArrayLike, rank: int) -> Array:
 
 
 def subspace_recovery_error(estimate: npt.ArrayLike, truth: npt.ArrayLike) -> Array:
-    """||(I - E E^T) U||_F / ||U||_F: 0 for equal subspaces, 1 for orthogonal ones.
+    """Compute ||(I - E E^T) U||_F / ||U||_F: 0 for equal subspaces, 1 for orthogonal subspaces.
 
     Args:
         estimate: orthonormal bases E, shape [..., M, r].

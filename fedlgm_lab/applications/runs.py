@@ -1,9 +1,9 @@
-"""Coordinate descent and PCA as real federations, with the strategy, client and ledger of a model's
-training.
+"""Coordinate descent and PCA as real federations, with the same strategy, client and ledger that
+train a model.
 
 A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures
-that compare with the non-private optimum use the data again: they are diagnostics for a simulation
-and are marked as such.
+that compare with the non-private optimum use the data without protection. They are therefore
+diagnostics for a simulation, and the result lists them under "diagnostics".
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RowSource:
         return cls(torch.from_numpy(x), torch.from_numpy(y), tuple(np.array_split(order, clients)))
 
     def __call__(self, client: int) -> ClientData:
-        """Rows of client number `client`."""
+        """Return the rows of client number `client`."""
         rows = self.members[client]
         return ClientData(self.x[rows], self.y[rows])
 
@@ -148,11 +148,11 @@ def federate(
 
 
 def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> dict[str, Any]:
-    """Private coordinate descent over a federation of row holders.
+    """Run private coordinate descent over a federation of clients that hold rows.
 
     Args:
         settings: settings of the descent.
-        out: folder to create for the run; without it nothing is kept.
+        out: folder to create for the run; if it is None, no files remain.
 
     Returns:
         The summary: spent budget, guarantee, errors, and the objective after each pass.
@@ -231,8 +231,8 @@ def coordinate_descent(settings: DescentSettings, out: Path | None = None) -> di
 
 
 def principal_components(settings: PcaSettings, out: Path | None = None) -> dict[str, Any]:
-    """Private PCA over a federation of row holders, in one release; arguments as for
-    `coordinate_descent`.
+    """Run private PCA over a federation of clients that hold rows, in one release; the arguments
+    are those of `coordinate_descent`.
 
     Raises:
         ConfigError: the rank is larger than the number of features, or a reason that
@@ -297,7 +297,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
 
 
 def _result(settings: Settings, ledger: Ledger, delta: float, plan: ReleasePlan) -> dict[str, Any]:
-    """Settings of an application, its spent budget and guarantee."""
+    """Collect the settings of an application, the spent budget and the guarantee."""
     return {
         **settings.model_dump(exclude={"delta", "epsilon"}),
         "budget": settings.epsilon,
@@ -311,7 +311,7 @@ def _result(settings: Settings, ledger: Ledger, delta: float, plan: ReleasePlan)
 
 
 def _optimum(objective: Objective, x: Array, y: Array, constants: Array) -> float:
-    """The non-private optimum, by unclipped, noiseless descent."""
+    """Compute the non-private optimum by descent without clipping and without noise."""
     plan = cd.plan_descent(
         constants, budget=1.0, rule="spr", clip=1.0, rate=1.0, passes=500, rows=len(y)
     )
@@ -338,7 +338,7 @@ def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None
 
 @contextmanager
 def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolder, Ledger]]:
-    """A new folder with the settings and an open ledger; a temporary folder if `out` is None."""
+    """Create a folder with the settings and an open ledger; a temporary one if `out` is None."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) if out is None else out
         folder, text = RunFolder(path), settings.to_toml()

@@ -1,4 +1,4 @@
-"""Settings of the applications in separate small TOML files, which are checked like recipes."""
+"""Settings of the applications, from small TOML files that are checked like recipes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Settings(Section):
 
     @classmethod
     def load(cls, default: str, path: Path | None, overrides: Overrides = ()) -> Self:
-        """The settings: bundled defaults, then the file `path`, then "key=value" texts or a
+        """Load the settings: bundled defaults, then the file `path`, then "key=value" texts or a
         mapping.
 
         Later values override earlier ones.
@@ -73,13 +73,13 @@ class Settings(Section):
         return self
 
     def delta_of(self, rows: int) -> float:
-        """The delta for `rows` rows."""
+        """Return the delta of the budget for `rows` rows."""
         if self.delta is not None:
             return self.delta
         return 0.0 if self.pure else 1 / rows**2
 
     def to_toml(self) -> str:
-        """All settings as TOML, including defaults."""
+        """Format all settings as TOML, including defaults."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 

@@ -10,8 +10,9 @@ from fedlgm_lab.applications.objectives import Array, Objective
 
 
 def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
-    """Exact smoothness constants of these features, [K]. NOT PRIVATE: use them only if the features
-    are public.
+    """Compute the exact smoothness constants of these features, [K].
+
+    NOT PRIVATE: use the constants only if the features are public.
 
     Raises:
         DataError: the features have a wrong shape, or a feature is zero in every row.
@@ -26,7 +27,7 @@ def smoothness(objective: Objective, features: npt.ArrayLike) -> Array:
 
 
 def feature_rows(features: npt.ArrayLike) -> Array:
-    """Features as a finite matrix [n, K]. Raises DataError if they are not such a matrix."""
+    """Convert features to a finite matrix [n, K], or raise a DataError."""
     x = np.asarray(features, dtype=np.float64)
     if x.ndim != 2 or len(x) == 0 or not np.all(np.isfinite(x)):
         raise DataError(

@@ -1,9 +1,9 @@
 """Attacks that measure what a federation reveals: inversion, membership inference, class
 reconstruction.
 
-Every attack states the knowledge of its attacker. The attacks measure leakage on simulations, where
-the private data are available for comparison. A failed attack proves nothing; only an accountant
-gives an upper bound.
+The documentation of every attack states what its attacker knows. The attacks measure leakage in
+simulations, where the private data are available for comparison. A failed attack proves nothing;
+only an accountant gives an upper bound on leakage.
 """
 
 import lazy_loader

@@ -1,5 +1,5 @@
-"""The labels and the image behind an update in closed form, from the rows of its first and last
-linear layers.
+"""Labels and images from an update in closed form: labels from the bias of the last layer, a
+client's only image from the first linear layer.
 
 Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
 """
@@ -19,12 +19,13 @@ Shape = tuple[int, int, int]
 
 
 def infer_labels(module: nn.Module, observation: Observation, images: int, shape: Shape) -> Tensor:
-    """Labels of the client's images, from the direction in which the last bias moved, int64
+    """Infer the labels of a client's images from the direction in which the last bias moved, int64
     [images].
 
     Under cross-entropy this bias moves by a positive multiple of (share of each label) - (mean
-    prediction). Labels are added one at a time so that the angle to the observed direction stays
-    smallest. The result is exact for one image without noise (Zhao, Mopuri and Bilen, 2020).
+    prediction). Labels are added one at a time, each so that the angle between this difference and
+    the observed direction is smallest. The result is exact for one image without noise (Zhao,
+    Mopuri and Bilen, 2020).
 
     Args:
         module: the classifier.
@@ -61,13 +62,14 @@ def infer_labels(module: nn.Module, observation: Observation, images: int, shape
 def analytic(
     module: nn.Module, observation: Observation, shape: Shape
 ) -> tuple[Tensor, bool] | None:
-    """The only image of a client, computed from the update of a first linear layer with a bias.
+    """Compute a client's only image from the update of a first linear layer with a bias.
 
-    The result is None if the attack does not apply.
+    The result is None if the model has no such layer, if the attacker does not see the layer, or if
+    its bias did not move.
 
     For any number of local steps, the movement of each row of the weights is the movement of the
-    row's bias times the image. The rows are combined by least squares: sum_i b_i W_i / sum_i b_i^2,
-    whose denominator is corrected for the known noise.
+    row's bias times the image. The rows are combined by least squares to sum_i b_i W_i / sum_i
+    b_i^2. The known noise is subtracted from the denominator.
 
     Args:
         module: the model.
@@ -75,8 +77,8 @@ def analytic(
         shape: shape (C, H, W) of one image.
 
     Returns:
-        The image [1, C, H, W], cut to [-1, 1], and whether it is exact because the layer has no
-        noise.
+        The image [1, C, H, W], clipped to [-1, 1], and whether the image is exact because the layer
+        has no noise.
 
     Example:
         >>> from fedlgm.planning.layers import LayerTable
@@ -103,13 +105,13 @@ def analytic(
     low, high = (
         _entering(module, torch.full((1, *shape), value)).double() for value in (-1.0, 1.0)
     )
-    # a model may move its images to another interval
+    # a model may map its images to another interval before the first layer
     image = (2 * estimate - low - high) / (high - low)
     return image.clamp(-1, 1).float().view(1, *shape), sigma == 0
 
 
 def _entering(module: nn.Module, image: Tensor) -> Tensor:
-    """The flat input of the first layer with parameters."""
+    """Compute the flat input of the first layer with parameters."""
     given: list[Tensor] = []
     first = _first_layer(module)
     assert first is not None
@@ -127,8 +129,8 @@ def _entering(module: nn.Module, image: Tensor) -> Tensor:
 def _first_linear(
     module: nn.Module, observation: Observation, shape: Shape
 ) -> tuple[int, Slot, Slot] | None:
-    """Index, weight and bias of the first layer if it is linear, visible and gets the image; else
-    None.
+    """Find the index, the weight and the bias of the first layer, if the layer is linear, is
+    visible and receives the whole image; otherwise None.
     """
     first = _first_layer(module)
     if (
@@ -141,15 +143,15 @@ def _first_linear(
     for index, layer in enumerate(observation.layers.layers):
         slots = {slot.name: slot for slot in layer.slots}
         weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
-        # If weight and bias are bounded separately, they have different scales, and their quotient
-        # says nothing.
+        # If the weight and the bias are separate layers, they are scaled differently, and their
+        # quotient says nothing.
         if weight is not None and bias is not None and observation.visible[index]:
             return index, weight, bias
     return None
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
-    """The first module with parameters, if only flattening comes before it."""
+    """Find the first module with parameters, if only flattening comes before it; otherwise None."""
     for child in module.modules():
         if any(True for _ in child.parameters(recurse=False)):
             return child

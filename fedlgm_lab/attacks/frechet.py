@@ -1,11 +1,11 @@
-"""Frechet distance between sets of images, in the features of a small classifier trained on public
-data.
+"""Frechet distance between sets of images, in the features of a small classifier that is trained on
+public data.
 
 The usual Frechet Inception Distance needs the weights of an Inception network and uses 2,048
-features, too many for small grey images. This module applies the same formula to the last hidden
-layer of a classifier that it trains on public images of the same kind. Values are comparable only
-if they come from the same classifier and the same number of images. They are never comparable with
-an Inception distance.
+features, which are too many for a few hundred small grey images. This module applies the same
+formula to the last hidden layer of a classifier that it trains on public images of the same kind.
+Two distances are comparable only if they come from the same classifier and the same numbers of
+images. They are never comparable with an Inception distance.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from fedlgm.errors import ConfigError
 from fedlgm.training.devices import fork_rng
 
 FEATURES = 32
-_LEAST = 2  # least number of images for a covariance
+_LEAST = 2  # least number of images from which a covariance can be estimated
 
 
 def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
-    """Squared 2-Wasserstein distance of the normal laws fitted to two sets of features.
+    """Compute the squared 2-Wasserstein distance between normal laws fitted to two sets of
+    features.
 
-    ||m1 - m2||^2 + Tr(S1 + S2 - 2 (S1 S2)^(1/2)) with means m and covariances S (Heusel et al., NeurIPS 2017).
+    The distance is ||m1 - m2||^2 + Tr(S1 + S2 - 2 (S1 S2)^(1/2)), with means m and covariances S
+    (Heusel et al., NeurIPS 2017).
 
     Args:
         first: features of n images, [n, d].
@@ -64,13 +66,13 @@ def frechet_distance(first: np.ndarray, second: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PublicClassifier:
-    """A classifier of public images, whose last hidden layer measures distances between sets of
-    images.
+    """A classifier of public images, in whose last hidden layer distances between sets of images
+    are measured.
 
     Attributes:
-        body: images [n, C, H, W] to features [n, 32].
-        head: features to logits.
-        accuracy: share of the held-out images that it classifies correctly.
+        body: network that maps images [n, C, H, W] to features [n, 32].
+        head: network that maps features to logits.
+        accuracy: share of the held-out images that the classifier classifies correctly.
 
     Example:
         >>> x = torch.cat([torch.full((20, 1, 8, 8), -0.5), torch.full((20, 1, 8, 8), 0.5)])
@@ -85,9 +87,9 @@ class PublicClassifier:
 
     @classmethod
     def train(cls, x: Tensor, y: Tensor, classes: int) -> PublicClassifier:
-        """Train on public images; every fifth is held out to measure the accuracy.
+        """Train on public images, of which every fifth is held out to measure the accuracy.
 
-        The call does not change global generators.
+        The call does not change the state of torch's global random generators.
 
         Args:
             x: images [n, C, H, W] of at least 8x8 pixels; the attacked federation must not train on
@@ -124,15 +126,15 @@ class PublicClassifier:
 
     @torch.no_grad()
     def features(self, x: Tensor) -> np.ndarray:
-        """Features of images [n, C, H, W], float64 [n, 32]."""
+        """Compute the features of images [n, C, H, W], float64 [n, 32]."""
         return torch.cat([self.body(part) for part in x.split(1000)]).double().numpy()
 
     @torch.no_grad()
     def agreement(self, x: Tensor, y: Tensor | int) -> float:
-        """Share of images [n, C, H, W] that are classified as `y` ([n], or one class for all)."""
+        """Measure the share of images [n, C, H, W] that are classified as `y`, [n] or one class."""
         predicted = torch.cat([self.head(self.body(part)).argmax(dim=1) for part in x.split(1000)])
         return float((predicted == torch.as_tensor(y)).float().mean())
 
     def distance(self, first: Tensor, second: Tensor) -> float:
-        """Frechet distance of two sets of images [n, C, H, W] and [m, C, H, W]."""
+        """Compute the Frechet distance between two sets of images [n, C, H, W] and [m, C, H, W]."""
         return frechet_distance(self.features(first), self.features(second))

@@ -1,12 +1,12 @@
 """Reconstruction of a class with a generative adversarial network, by a curious participant of a
 federation.
 
-The released global models serve as discriminator. A generator learns to make images that these
-models assign to a certain class, which the attacker does not hold (Hitaj, Ateniese and Perez-Cruz,
-CCS 2017). As in the LaDP-FL paper's threat model, the attacker follows the protocol. In addition to
-using the global model, the attacker trains a real-or-generated discriminator on its own images (an
-ACGAN, Odena, Olah and Shlens, ICML 2017). Its generator draws the target class and the classes of
-these images.
+The released global models serve as the discriminator. A generator learns to make images that these
+models assign to a chosen class, of which the attacker holds no images (Hitaj, Ateniese and
+Perez-Cruz, CCS 2017). As in the LaDP-FL paper's threat model, the attacker follows the protocol. In
+addition, the attacker trains a discriminator that tells its own images from generated images (an
+ACGAN, Odena, Olah and Shlens, ICML 2017). The generator makes images of the target class and of the
+classes of the attacker's images.
 
     attack = ClassReconstruction(module, target=3, x=own_x, y=own_y, classes=10)
     for model in released_models:          # [D], one per round
@@ -35,12 +35,12 @@ class GanSettings:
         64
 
     Attributes:
-        steps: generator steps for each observed model.
-        batch: images of one step.
+        steps: number of the generator's steps for each observed model.
+        batch: number of images in one step.
         noise: number of noise values in the generator's input.
         lr: learning rate of Adam.
-        realism: weight of the real-or-generated discriminator.
-        seed: seed of weights and inputs.
+        realism: weight of the real-or-generated discriminator in the generator's loss.
+        seed: seed of the networks' weights and of the generator's inputs.
 
     Raises:
         ConfigError: a number is outside its range.
@@ -65,11 +65,11 @@ class ClassReconstruction:
 
     Args:
         module: a classifier of the federation's architecture; its weights are overwritten.
-        target: class to reconstruct; must be absent from `y`.
-        x: the attacker's own images [n, C, H, W].
-        y: their labels [n].
+        target: class to reconstruct, which must be absent from `y`.
+        x: the images [n, C, H, W] that the attacker holds.
+        y: labels [n] of these images.
         classes: number of classes.
-        settings: settings of the training.
+        settings: settings of the attacker's training.
 
     Raises:
         ConfigError: a class is out of range, the attacker holds the target class, or the attacker
@@ -115,8 +115,8 @@ class ClassReconstruction:
         self._judge = torch.optim.Adam(self._critic.parameters(), lr=self.settings.lr, betas=betas)
 
     def observe(self, model: Tensor) -> float:
-        """Learn from one released global model [D], and return this model's confidence in the
-        generated class.
+        """Learn from one released global model [D]; return the mean probability that this model
+        gives the target class on generated images.
         """
         self._layers.load_(self._module, model)
         count = self.settings.batch
@@ -125,7 +125,7 @@ class ClassReconstruction:
             labels = torch.cat([torch.full((count - len(rows),), self.target), self._y[rows]])
             images = self._drawn(labels)
             loss = nn.functional.cross_entropy(self._module(images), labels)
-            # the attacker has no real image of the other class
+            # the attacker has no real image of the target class
             held = images[labels != self.target]
             self._train_critic(held.detach(), self._x[rows])
             loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
@@ -140,8 +140,8 @@ class ClassReconstruction:
 
     @torch.no_grad()
     def samples(self, count: int) -> Tensor:
-        """Reconstructions of the class, float32 [count, C, H, W] in [-1, 1], drawn anew by every
-        call.
+        """Generate images of the target class, float32 [count, C, H, W] in [-1, 1]; every call
+        draws new images.
         """
         labels = torch.full((count,), self.target)
         return torch.cat([self._drawn(part) for part in labels.split(500)])
@@ -164,8 +164,8 @@ class ClassReconstruction:
 
 
 def _generator(noise: int, shape: tuple[int, ...]) -> nn.Module:
-    """DCGAN generator of images at least as large as `shape`: dense, two transposed convolutions,
-    tanh.
+    """Build a DCGAN generator of images at least as large as `shape`: a linear layer, two
+    transposed convolutions, tanh.
     """
     height, width = (-(-side // 4) for side in shape[1:])
     return nn.Sequential(
@@ -182,7 +182,7 @@ def _generator(noise: int, shape: tuple[int, ...]) -> nn.Module:
 
 
 def _critic(shape: tuple[int, ...]) -> nn.Module:
-    """Real-or-generated discriminator: positive logits for real images."""
+    """Build a real-or-generated discriminator, which learns positive logits for real images."""
     height, width = (side // 2 // 2 for side in shape[1:])
     return nn.Sequential(
         nn.Conv2d(shape[0], 32, 4, stride=2, padding=1), nn.LeakyReLU(0.2),

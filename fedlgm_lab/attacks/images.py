@@ -1,5 +1,5 @@
-"""Similarity of reconstructed and private images: SSIM, PSNR, and the matching of unordered sets of
-images.
+"""Similarity between reconstructed and private images: SSIM, PSNR, and the matching of unordered
+sets of images.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from scipy.optimize import linear_sum_assignment
 from fedlgm.errors import ConfigError
 
 PIXEL_RANGE = 2.0
-"""Width of the interval [-1, 1] in which the library's data sets keep their pixels."""
+"""Width of the interval [-1, 1] in which the pixels of the library's data sets lie."""
 _WINDOW = 7  # side of the windows of SSIM
 
 
 def ssim(first: np.ndarray, second: np.ndarray) -> float:
-    """Mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
+    """Compute the mean structural similarity of two images, in [-1, 1]; 1 only for equal images.
 
-    Windows are uniform, covariances unbiased, and a border of half a window is left out. These are
-    the defaults of `skimage.metrics.structural_similarity`, with which the tests compare the
+    Windows are uniform, covariances are unbiased, and a border of half a window is left out. These
+    are the defaults of `skimage.metrics.structural_similarity`, with which tests compare the
     result.
 
     Args:
@@ -69,7 +69,7 @@ def ssim(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def psnr(first: np.ndarray, second: np.ndarray) -> float:
-    """Peak signal-to-noise ratio of two images, in decibels; infinite for equal images.
+    """Compute the peak signal-to-noise ratio of two images, in decibels; infinite for equal images.
 
     Args:
         first: an image of any shape.
@@ -93,14 +93,14 @@ def psnr(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def match(reconstructed: np.ndarray, private: np.ndarray) -> np.ndarray:
-    """Assign a reconstruction to every private image so that the sum of SSIM is largest.
+    """Assign a reconstruction to every private image so that the sum of the pairs' SSIM is largest.
 
     An update does not reveal the order of a client's images, so the order of reconstructions has no
     meaning.
 
     Args:
-        reconstructed: [n, C, H, W].
-        private: [n, C, H, W].
+        reconstructed: reconstructed images [n, C, H, W].
+        private: private images [n, C, H, W].
 
     Returns:
         Indices into `reconstructed`, one for each private image, int64 [n].

@@ -1,9 +1,9 @@
 """Frechet Inception distances for users who have the weights; nothing is downloaded.
 
-The network and its preprocessing are torch-fidelity's, and the distance is
-`fedlgm_lab.attacks.frechet.frechet_distance`. Values are therefore comparable only with the values
-in papers that use the same weights. Inception has 2,048 features, and a few hundred small grey
-images say little about their covariance. `PublicClassifier` is therefore the default.
+The network and its preprocessing are those of torch-fidelity, and the distance is
+`fedlgm_lab.attacks.frechet.frechet_distance`. The distances are therefore comparable only with
+those of papers that use the same weights. Inception has 2,048 features, and a few hundred small
+grey images say little about their covariance. `PublicClassifier` is therefore the default.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _BATCH = 32
 class InceptionFeatures:
     """The 2,048 features of an Inception-v3 network with given weights.
 
-    The weights are not shipped, so no example can run here; docs/how-to/attack.md shows the use.
+    The weights are not part of the library, so no example can run here; docs/how-to/attack.md shows
+    how to use the class.
 
     Args:
-        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); it is read,
-            never executed. Default: the file of that name in torch's own cache
-                (`torch.hub.get_dir()`), if it is there.
+        weights: file with the weights as torch-fidelity publishes them (`WEIGHTS`); no code in the
+            file is executed. Default: the file of that name in torch's cache (the folder
+            "checkpoints" in `torch.hub.get_dir()`).
 
     Raises:
         ConfigError: torch-fidelity is not installed, there is no such file, or it holds other
@@ -60,7 +61,7 @@ class InceptionFeatures:
                 f"torch-fidelity's {WEIGHTS} there, or pass its path"
             )
         try:
-            # the extractor would unpickle anything
+            # refuses files that contain code, which the extractor would unpickle and execute
             torch.load(path, map_location="cpu", weights_only=True)
             self._network = FeatureExtractorInceptionV3(
                 "inception", ["2048"], feature_extractor_weights_path=str(path)
@@ -79,13 +80,13 @@ class InceptionFeatures:
 
     @torch.no_grad()
     def features(self, x: Tensor) -> np.ndarray:
-        """Features of images [n, C, H, W] with pixels in [-1, 1] and one or three channels, float64
-        [n, 2048].
+        """Compute the features, float64 [n, 2048], of images [n, C, H, W] with pixels in [-1, 1]
+        and one or three channels.
 
         Pixels are rounded to 8 bits, as in files; one channel is repeated three times.
 
         Raises:
-            ConfigError: images of another shape.
+            ConfigError: the images have another shape.
         """
         if x.ndim != 4 or x.shape[1] not in (1, 3):
             raise ConfigError(f"Inception takes images [n, 1 or 3, H, W], got {tuple(x.shape)}")
@@ -96,5 +97,7 @@ class InceptionFeatures:
         )
 
     def distance(self, first: Tensor, second: Tensor) -> float:
-        """Frechet Inception distance of two sets of images [n, C, H, W] and [m, C, H, W]."""
+        """Compute the Frechet Inception distance of two sets of images [n, C, H, W] and [m, C, H,
+        W].
+        """
         return frechet_distance(self.features(first), self.features(second))

@@ -1,13 +1,14 @@
 """Gradient inversion, which reconstructs a client's images from its update.
 
 Two attacks work together. If the first layer is linear with a bias and the client has one image,
-every row of the layer's update is a multiple of this image, and division gives the image exactly
-(Zhu and Blaschko, 2021, Section 3); with noise the result is only a starting point. In every other
-case candidate images are optimised until local training on them moves the weights in the observed
-direction, with cosine similarity and total variation (Geiping et al., NeurIPS 2020, equation 4).
-Without noise the objective is one cosine over everything visible, and Adam follows the signs of the
-gradient, as in that paper. With noise the noisiest large layer would dominate a single cosine. The
-objective is then a sum of one cosine per layer, weighted by the layer's share of signal.
+every row of the update of the layer's weights is a multiple of this image, and division gives the
+image exactly (Zhu and Blaschko, 2021, Section 3); with noise the result is only a starting point.
+In every other case candidate images are optimised so that local training on them moves the weights
+in the observed direction; the loss consists of a cosine similarity and the images' total variation
+(Geiping et al., NeurIPS 2020, equation 4). Without noise the cosine is taken over all visible
+layers together, and Adam receives only the signs of the gradient, as in that paper. With noise, a
+large noisy layer would dominate such a cosine. The loss then has one cosine per layer, weighted by
+the layer's share of signal.
 
     observation = Observation.released(update, plan, keys)
     found = invert(module, observation, training, images=1, shape=(1, 28, 28))
@@ -32,8 +33,8 @@ from fedlgm_lab.attacks.observation import Observation
 
 OnStep = Callable[[int, int], None]
 _UNROLLED = (
-    # largest number of simulated local steps; training with more steps is simulated by this number
-    # of longer steps
+    # largest number of simulated local steps; a training of more steps is simulated by this number
+    # of proportionally longer steps
     10
 )
 
@@ -43,14 +44,14 @@ class InversionSettings:
     """Effort of the attacker.
 
     Attributes:
-        iterations: steps of Adam for each start.
-        restarts: number of random starts. The start with the least matching loss is kept. Without
-            noise this loss separates good starts from bad ones. By default 4 without noise, 1 with
-            it.
-        lr: first learning rate; it falls to zero along a cosine. By default 0.3 without noise, 0.1
-            with it.
+        iterations: number of Adam's steps from each start.
+        restarts: number of starts. The result is the reconstruction with the least matching loss,
+            which separates good starts from bad ones if there is no noise. By default 4 without
+            noise, 1 with noise.
+        lr: initial learning rate, which falls to zero along a cosine. By default 0.3 without noise,
+            0.1 with noise.
         total_variation: weight of the mean absolute difference of neighbouring pixels. By default
-            0.005 without noise, 0.02 with it.
+            0.005 without noise, 0.02 with noise.
         seed: seed of the starts.
 
     Raises:
@@ -82,8 +83,8 @@ class InversionSettings:
             )
 
     def effort(self, *, noisy: bool) -> tuple[int, float, float]:
-        """Restarts, lr and total_variation, with their defaults for an update with or without
-        noise.
+        """Return restarts, lr and total_variation, with the defaults for an update with or without
+        noise where they are None.
         """
         restarts, lr, variation = (1, 0.1, 2e-2) if noisy else (4, 0.3, 5e-3)
         return (
@@ -98,7 +99,7 @@ class Reconstruction:
     """Result of an inversion.
 
     Attributes:
-        images: float32 [n, C, H, W] in [-1, 1].
+        images: the reconstructed images, float32 [n, C, H, W] in [-1, 1].
         labels: labels that were inferred or given, int64 [n].
         loss: matching loss of the images, 0 for a perfect match of every layer; NaN for the
             analytic attack.
@@ -117,8 +118,8 @@ class Reconstruction:
     method: str
 
     def score(self, private: Tensor) -> list[dict[str, float]]:
-        """SSIM and PSNR (dB) of the best assignment of the reconstructions to the private images
-        [n, C, H, W].
+        """Compute each private image's SSIM and PSNR (dB) with the reconstruction that the best
+        assignment gives it; the private images are [n, C, H, W].
         """
         guesses, truths = self.images.numpy(), private.numpy()
         order = measures.match(guesses, truths)
@@ -141,20 +142,20 @@ def invert(
 ) -> Reconstruction:
     """Reconstruct the images of the client behind an observation.
 
-    The attacker knows the model from which the client started, its local training, the number of
-    its images and the public noise scales. It does not know the images, nor their labels unless
-    they are given.
+    The attacker knows the model from which the client started, the client's local training, the
+    number of the client's images and the public noise scales. The attacker knows neither the images
+    nor, unless `labels` is given, their labels.
 
     Args:
-        module: a classifier of images that holds the weights from which the client started; not
-            changed.
+        module: a classifier of images with the weights from which the client started; the call does
+            not change them.
         observation: what the attacker sees.
         training: the client's local training, with optimizer "sgd". If a client has more images
-            than one batch holds, the attacker does not know their order. It therefore simulates
-            every step on all images.
+            than one batch holds, the attacker does not know their order. The attacker therefore
+            simulates every step on all images.
         images: number of the client's images.
-        shape: shape (C, H, W) of one of them.
-        labels: their labels, if the attacker knows them.
+        shape: shape (C, H, W) of one image.
+        labels: labels of the images, if the attacker knows them.
         settings: the attacker's effort.
         progress: called with (iterations done, total iterations).
 
@@ -198,7 +199,7 @@ def invert(
 
 
 def require_sgd(training: LocalTraining) -> None:
-    """Raise ConfigError for local training that the attack cannot simulate."""
+    """Refuse local training that the attack cannot simulate, with a ConfigError."""
     if training.optimizer != "sgd":
         raise ConfigError(
             f"inversion simulates local training with optimizer 'sgd', not {training.optimizer!r}: "
@@ -212,7 +213,7 @@ def require_sgd(training: LocalTraining) -> None:
 
 
 class _Matching:
-    """Optimises images until simulated local training on them moves the layers as observed."""
+    """Optimises images so that simulated local training on them moves the layers as observed."""
 
     def __init__(
         self,
@@ -233,7 +234,8 @@ class _Matching:
             for slot in observation.layers.slots()
         }
         share = observation.signal_share
-        # An attacker without any signal still tries: it cannot know that the estimate is right.
+        # If the estimated signal is 0 in every layer, the attack still tries: the estimate may be
+        # wrong.
         share = share if share.any() else observation.visible.astype(np.float64)
         parts = observation.layers.split(observation.update)
         seen = [
@@ -256,10 +258,10 @@ class _Matching:
         self._targets = [(slots, weight / total, part) for slots, weight, part in seen]
 
     def best(self, first: Tensor | None, progress: OnStep | None) -> Reconstruction:
-        """The best-matching reconstruction over all starts.
+        """Find the reconstruction with the least matching loss over all starts.
 
-        The first start is `first`, or random images if it is None. All further starts are random
-        images.
+        The first start is `first`, or random images if `first` is None. All further starts are
+        random images.
         """
         iterations = self._settings.iterations
         restarts, lr, variation = self._settings.effort(noisy=not self._clear)
@@ -296,7 +298,7 @@ class _Matching:
         return loss
 
     def _simulate(self, x: Tensor) -> dict[str, Tensor]:
-        """Update of a client that trains on `x`, differentiable in x."""
+        """Simulate the update of a client that trains on `x`, differentiably in `x`."""
         settings = self._training
         steps = settings.steps(len(x))
         simulated = min(steps, _UNROLLED)

@@ -2,9 +2,9 @@
 2022).
 
 Shadow models are trained with and without every example. Their confidences on an example are
-described by one normal law for the models that saw the example, and by another for the models that
-did not. The online attack compares the attacked model's confidence with both laws. The offline
-attack uses only the second law.
+described by one normal law for the models that were trained on the example, and by another normal
+law for the models that were not. The online attack compares the attacked model's confidence with
+both laws. The offline attack uses only the second law.
 
     membership = random_halves(len(y), models=16, seed=0)
     scores = np.stack([confidence_logits(train(np.flatnonzero(row)), x, y) for row in membership])
@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from fedlgm.errors import ConfigError
 from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 
-# shadow models below which one variance is shared by all examples (Carlini et al., Section VI-D)
+# number of shadow models below which all examples share one variance (Carlini et al., Section VI-D)
 _FEW = 64
 _LEAST_STD = 1e-6
 
 
 @torch.no_grad()
 def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
-    """ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
+    """Compute ln(p / (1 - p)) of the true class's probability p, without overflow, float64 [n].
 
     Args:
-        module: a classifier: inputs to logits.
+        module: a classifier, which maps inputs to logits.
         x: inputs [n, ...].
         y: labels [n].
 
@@ -54,20 +54,20 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
-    """Examples (or clients) on which each model trains, bool [models, examples].
+    """Draw the examples (or clients) on which each model trains, bool [models, examples].
 
-    Models come in pairs that divide the examples between them, so every example is in exactly half
-    of the models, even if a pair is left out.
+    Models come in pairs that divide the examples between them. Exactly half of the models are
+    therefore trained on an example, even if a pair is left out.
 
     Args:
-        examples: their number.
+        examples: number of examples.
         models: number of models.
         seed: seed of the draws.
         equal: whether all models train on the same number of examples, as federations of a given
             number of clients do.
 
     Raises:
-        ConfigError: an odd number of models.
+        ConfigError: the number of models is odd.
 
     Example:
         >>> random_halves(examples=5, models=4).sum(axis=0).tolist()  # every example is in half of the models
@@ -84,7 +84,7 @@ def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = Fa
 
 
 def check_shapes(target: np.ndarray, shadows: np.ndarray, membership: np.ndarray) -> None:
-    """Raise ConfigError unless the arrays of an attack with shadow models fit each other."""
+    """Refuse arrays of an attack whose shapes do not fit each other, with a ConfigError."""
     if shadows.shape != membership.shape or target.shape != shadows.shape[1:]:
         raise ConfigError(
             f"the attack takes a target [n] and shadows and membership [S, n], got {target.shape}, "
@@ -100,22 +100,23 @@ def likelihood_ratios(
     online: bool = True,
     shared_variance: bool | None = None,
 ) -> np.ndarray:
-    """Membership scores of a target model's examples; higher means "member", float64 [n].
+    """Compute membership scores of a target model's examples, float64 [n]; higher means "member".
 
-    Online: ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). Offline, without models that saw the
-    example: ln Pr[Z <= s] for Z ~ N(mu_out, sd_out). Means are medians, as in the authors' code.
+    The online score is ln N(s; mu_in, sd_in) - ln N(s; mu_out, sd_out). The offline score, which
+    uses no models that were trained on the example, is ln Pr[Z <= s] for Z ~ N(mu_out, sd_out). The
+    means mu are estimated by medians, as in the authors' code.
 
     Args:
         target: confidence logits s of the target model, [n].
         shadows: confidence logits of the shadow models, [S, n].
         membership: examples on which each shadow model was trained, bool [S, n].
-        online: whether shadow models trained on the example are used.
+        online: whether shadow models that were trained on the example are used.
         shared_variance: whether all examples share one variance; by default they do if there are
             fewer than 64 shadow models.
 
     Raises:
-        ConfigError: the shapes differ, or an example has fewer than two models on a side that is
-            needed.
+        ConfigError: the shapes do not fit, or an example has fewer than two shadow models that were
+            trained without it (or, online, with it).
 
     Example:
         >>> membership = np.array([[True], [True], [False], [False]])
@@ -138,18 +139,18 @@ def pooled(
     attack: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
     **options: object,
 ) -> MembershipResult:
-    """Attack each model, with the other pairs as shadow models, and pool the decisions.
+    """Attack each model, with the other pairs of models as shadow models, and pool all scores.
 
     The other model of the attacked model's pair is not a shadow model either. Otherwise fewer of a
     member's shadow models would have been trained with this member than without it, and this would
-    change the scores. Decisions about one example in different models are not independent, so the
+    change the scores. The scores of one example for different models are not independent, so the
     intervals are somewhat too narrow.
 
     Args:
         scores: confidence logits, [M, n].
         membership: examples on which each model was trained, from `random_halves`, bool [M, n].
-        attack: (scores of the target [n], scores of its shadow models [S, n], their membership) ->
-            scores of membership.
+        attack: (confidence logits of the target [n], those of its shadow models [S, n], the shadow
+            models' membership [S, n]) -> membership scores [n].
         **options: options of `fedlgm_lab.attacks.membership.evaluate_scores`.
 
     Raises:
@@ -184,8 +185,8 @@ def pooled(
 def _normal(
     shadows: np.ndarray, used: np.ndarray, shared: bool, side: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Median and standard deviation of every example's confidences over the models in `used`, each
-    [n].
+    """Compute the median and the standard deviation of every example's confidences over the models
+    that `used` marks, each [n].
     """
     if (used.sum(axis=0) < 2).any():
         example = int(np.flatnonzero(used.sum(axis=0) < 2)[0])

@@ -1,9 +1,9 @@
-"""Separation of members and non-members by scores: AUC and true-positive rates at low
+"""How well scores separate members from non-members: AUC, and true-positive rates at low
 false-positive rates.
 
-An average hides the relevant figure: an attack that is sure of a few members has an AUC near one
-half and still breaks their privacy (Carlini et al., S&P 2022, Section III). Every figure comes with
-an interval.
+An average over all members hides the relevant figure: an attack that is sure of only a few members
+has an AUC near one half and still breaks these members' privacy (Carlini et al., S&P 2022, Section
+III). The AUC and the true-positive rates come with intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.training.tasks.ranked import auc
 
 FPRS = (0.001, 0.01, 0.1)
-"""False-positive rates that are reported by default."""
+"""False-positive rates at which true-positive rates are reported by default."""
 _LEAST = 2
 
 
@@ -29,13 +29,13 @@ class Rate:
     """True-positive rate at a false-positive rate.
 
     Attributes:
-        fpr: the requested rate.
-        tpr: share of members above the threshold.
+        fpr: the requested false-positive rate.
+        tpr: share of members whose score lies above the threshold.
         low: lower end of the Clopper-Pearson interval of `tpr` at the threshold.
         high: upper end of the same interval.
         fpr_high: upper end of the Clopper-Pearson interval of the false-positive rate at the
-            threshold. It is far above `fpr` if there are too few non-members: n of them resolve no
-            rate below 1 / n.
+            threshold. This end is far above `fpr` if there are too few non-members: n non-members
+            resolve no rate below 1 / n.
     """
 
     fpr: float
@@ -47,19 +47,20 @@ class Rate:
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """Separation of members and non-members by one attack.
+    """How well one attack separates members from non-members.
 
     Attributes:
         members: number of members.
         nonmembers: number of non-members.
         auc: probability that a member scores higher than a non-member; ties count half.
         auc_low: lower end of the interval of `auc`.
-        auc_high: upper end of this interval.
+        auc_high: upper end of the interval of `auc`.
         rates: true-positive rates at low false-positive rates.
         accuracy: largest mean of the true-positive and true-negative rates over all thresholds. The
-            threshold is the best in hindsight, so this exceeds one half by chance.
+            threshold is the best in hindsight, so this mean can exceed one half by chance.
         confidence: confidence of every interval.
-        roc: false- and true-positive rates of every threshold, for pictures, each [points].
+        roc: false-positive rates and true-positive rates at every threshold, for pictures, each
+            [points].
     """
 
     members: int
@@ -73,7 +74,7 @@ class MembershipResult:
     roc: tuple[np.ndarray, np.ndarray] = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, without the curve."""
+        """Convert the result to values that JSON can hold, without the curve."""
         return {name: value for name, value in asdict(self).items() if name != "roc"}
 
 
@@ -84,12 +85,12 @@ def evaluate_scores(
     fprs: Sequence[float] = FPRS,
     confidence: float = 0.95,
 ) -> MembershipResult:
-    """Figures of an attack from its scores; a higher score means "member".
+    """Compute the figures of an attack from its scores; a higher score means "member".
 
-    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. It is Clopper and
-    Pearson's instead if every member scores above every non-member, or every member scores below.
-    The number of trials is then the size of the smaller set. All trials are successes in the first
-    case, and failures in the second.
+    The interval of the AUC is DeLong's (Biometrics, 1988) on the logit scale. If every member
+    scores above every non-member, or every member below every non-member, the interval is instead
+    Clopper and Pearson's. The number of trials is then the size of the smaller set. All trials are
+    successes in the first case, and failures in the second.
 
     Args:
         members: scores of members, [n].
@@ -146,7 +147,9 @@ def evaluate_scores(
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided interval of a binomial proportion (Clopper and Pearson, Biometrika, 1934).
+    """Compute the exact two-sided interval of a binomial proportion.
+
+    Source: Clopper and Pearson, Biometrika, 1934.
 
     Example:
         >>> low, high = clopper_pearson(0, 10_000)

@@ -1,4 +1,4 @@
-"""Membership inference from a model's outputs, by thresholds that need no training.
+"""Membership inference from a model's outputs, by scores that need no shadow models.
 
 Source: Yeom et al., CSF 2018; Song and Mittal, USENIX Security 2021.
 """
@@ -14,15 +14,16 @@ from fedlgm_lab.attacks.membership import MembershipResult, evaluate_scores
 
 @torch.no_grad()
 def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarray]:
-    """Scores of examples from the model's outputs, by attack, float64 [n] each; a higher score
-    means "member".
+    """Compute scores of examples from the model's outputs, by attack, float64 [n] each; a higher
+    score means "member".
 
-    "loss" is minus the cross-entropy. "confidence" is the largest probability. "entropy" is minus
-    the entropy of the prediction. These two need no label. "modified-entropy" is minus the entropy
-    that uses the label (Song and Mittal, equation 8).
+    "loss" is minus the cross-entropy. "confidence" is the logarithm of the largest probability, and
+    "entropy" is minus the entropy of the prediction; these two scores need no label.
+    "modified-entropy" is minus a modified entropy that uses the label (Song and Mittal, equation
+    8).
 
     Args:
-        module: a classifier: inputs to logits.
+        module: a classifier, which maps inputs to logits.
         x: inputs [n, ...].
         y: labels [n].
 
@@ -48,12 +49,12 @@ def output_scores(module: nn.Module, x: Tensor, y: Tensor) -> dict[str, np.ndarr
 def attack_outputs(
     module: nn.Module, members: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]
 ) -> dict[str, MembershipResult]:
-    """Results of the output attacks, by attack.
+    """Attack a classifier by its outputs, and return each attack's result.
 
     Args:
         module: the attacked classifier.
         members: inputs [n, ...] and labels [n] on which the classifier was trained.
-        others: inputs [m, ...] and labels [m] on which it was not trained.
+        others: inputs [m, ...] and labels [m] on which the classifier was not trained.
 
     Example:
         >>> sure, unsure = torch.tensor([[4.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]])

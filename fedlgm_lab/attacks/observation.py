@@ -26,8 +26,8 @@ class Observation:
     Attributes:
         layers: the model's layers.
         update: observed update, float32 [D]; zero in layers that the attacker does not see.
-        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer in
-            the clear, infinite for a layer that the attacker does not see.
+        sigma: standard deviation of the noise in each layer, which is public, [K]; 0 for a layer
+            without noise, infinite for a layer that the attacker does not see.
 
     Raises:
         ConfigError: `update` or `sigma` does not fit the layers.
@@ -46,20 +46,22 @@ class Observation:
 
     @classmethod
     def unprotected(cls, layers: LayerTable, update: Tensor) -> Observation:
-        """The raw update [D], as plain federated averaging sends it."""
+        """Observe the raw update [D], as plain federated averaging sends it."""
         return cls(layers, update.detach().float().clone(), np.zeros(len(layers)))
 
     @classmethod
     def released(
         cls, update: Tensor, plan: ReleasePlan, keys: KeyRing, round: int = 1
     ) -> Observation:
-        """The update [D], bounded and noised according to `plan` by the library's own release.
+        """Observe the update [D] after the library has bounded it and added noise according to
+        `plan`.
 
-        Under local trust this is the client's message. Under central trust it is the released sum
-        minus every other contribution, which the adversary of differential privacy knows. If noise
-        is correlated over rounds, this adversary also knows the noise of earlier rounds and sees
-        this round's noise again in later rounds. All rounds of the run together leave noise sigma /
-        ||C[:, t]|| on the update. The release serves measurement only, so nothing is charged.
+        Under local trust the observation is the client's message. Under central trust it is the
+        released sum minus the contributions of all other clients, which the adversary in the
+        definition of differential privacy knows. If noise is correlated over rounds, this adversary
+        also knows the noise of earlier rounds and sees this round's noise again in later rounds.
+        The releases of all rounds together leave noise sigma / ||C[:, t]|| on the update. The
+        release serves measurement only, so no ledger is charged.
         """
         bounded, sigma = bound_update(update, plan), plan.round_sigma
         if plan.facts.noise is None:
@@ -77,8 +79,8 @@ class Observation:
 
     @property
     def signal_share(self) -> np.ndarray:
-        """Estimated share of each layer's energy that is not noise, in [0, 1], [K]; 0 for a layer
-        that is not seen.
+        """Estimated share of the signal in each layer's squared norm, in [0, 1], [K]; 0 for a layer
+        that the attacker does not see.
 
         The share is max(0, 1 - d_j sigma_j^2 / ||u_j||^2), which the attacker computes from the
         observation and the public noise scales.
@@ -89,10 +91,10 @@ class Observation:
         return np.where(self.visible & (energy > 0), np.clip(share, 0.0, 1.0), 0.0)
 
     def only(self, names: Sequence[str]) -> Observation:
-        """The same observation with only the layers `names` visible.
+        """Restrict the observation to the layers `names`.
 
         Raises:
-            ConfigError: a name that no layer has.
+            ConfigError: no layer has one of these names.
         """
         unknown = sorted(set(names) - set(self.layers.names))
         if unknown:

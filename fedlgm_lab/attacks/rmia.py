@@ -1,9 +1,9 @@
 """RMIA: the robust membership attack, for few shadow models (Zarifzadeh, Liu and Shokri, ICML
 2024).
 
-The score of a unit x is the share of other units z that it dominates, that is, for which
-Pr(x|theta)/Pr(x) is at least gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over
-reference models. One or two reference models are enough, since no law of the confidences is fitted.
+The score of a unit x is the share of units z that x dominates, that is, for which Pr(x|theta)/Pr(x)
+is at least gamma times Pr(z|theta)/Pr(z). Pr(x) is the mean probability of x over reference models.
+One or two reference models are enough, since no distribution is fitted to the confidences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm.errors import ConfigError
 from fedlgm_lab.attacks.lira import check_shapes
 
 GAMMA = 2.0
-"""Least ratio with which a unit dominates another unit."""
+"""Least quotient of two units' ratios Pr(x|theta)/Pr(x) at which one unit dominates the other."""
 OFFLINE = 0.3
 """The paper's a in Pr(x) = ((1 + a) Pr(x)_out + 1 - a) / 2, used if no reference model was trained
 on x."""
@@ -28,20 +28,20 @@ def relative_ratios(
     online: bool = True,
     gamma: float = GAMMA,
 ) -> np.ndarray:
-    """Membership scores of a target model's units, float64 [n]; a higher score means "member".
+    """Compute membership scores of a target model's units, float64 [n]; higher means "member".
 
     Args:
-        target: mean confidence logits ln(p / (1 - p)) of each unit, with the true class's
-            probability p, [n].
+        target: mean confidence logit ln(p / (1 - p)) of each unit under the target model, where p
+            is the true class's probability, [n].
         shadows: confidence logits of the shadow models, [S, n].
         membership: units on which each shadow model was trained, bool [S, n].
-        online: whether models that saw a unit are used. Otherwise Pr(x) is a corrected estimate
-            from the models that did not see the unit.
+        online: whether models that were trained on a unit are used. Otherwise Pr(x) is a corrected
+            estimate from the models that were not trained on the unit.
         gamma: see `GAMMA`.
 
     Raises:
-        ConfigError: the shapes differ, gamma is below 1, or a unit has no model on a side that is
-            needed.
+        ConfigError: the shapes do not fit, gamma is below 1, or no shadow model was trained without
+            some unit (or, online, with it).
 
     Source: Zarifzadeh et al., Section 3; the offline form is in their appendix.
 

@@ -1,5 +1,5 @@
-"""Audits: lower bounds on the true epsilon of releases, to compare with the claimed and proven
-values.
+"""Audits: lower bounds on the true epsilon of releases, for comparison with the claimed and proven
+epsilons.
 
     from fedlgm_lab.audits import Audit, Subject, audit_release
 
@@ -7,8 +7,8 @@ values.
     audit_release(release, epsilon=1.0, delta=1e-5)  # a function that releases one of two inputs
     Canaries(layers, count, keys)                    # canaries for your own run
 
-`fedlgm_lab.audits.bounds` (for counted guesses) and `fedlgm_lab.audits.gaussian_scores` state each
-bound's assumptions.
+The assumptions of each bound are stated in `fedlgm_lab.audits.bounds` (bounds from counted guesses)
+and in `fedlgm_lab.audits.gaussian_scores` (bounds from Gaussian scores).
 """
 
 import lazy_loader

@@ -1,9 +1,9 @@
-"""Lower bounds on epsilon for each adversary of noise in shares: the server, and readers of
-released models.
+"""Lower bounds on epsilon against each adversary if every node adds a share of the noise: the
+server, and the readers of released models.
 
-The noise is measured on releases through the public path. The audit therefore notices if too few
-nodes add noise, or if each node adds too little. The distance of neighbouring sums is the same as
-in the probe.
+The noise is measured in sums that the library's public functions release. The audit therefore
+notices if too few nodes add noise, or if each node adds too little. The distance between
+neighbouring sums is taken from the probe.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from fedlgm_lab.audits.result import AdversaryRow
 from fedlgm_lab.audits.subject import Subject
 
 _NUMBERS = 20_000
-"""Coordinates of noise that are measured: their standard deviation is known to about 2 % at
-confidence 0.999."""
+"""Least number of coordinates of noise that are measured. From this many coordinates, the standard
+deviation is known to within about 2 % at confidence 0.999.
+"""
 
 
 def by_adversary(
     subject: Subject, plan: ReleasePlan, ratio: float, confidence: float
 ) -> Iterator[AdversaryRow]:
-    """A row for each adversary; no rows if the guarantee has a single adversary.
+    """Yield a row for each adversary; no rows if the guarantee has a single adversary.
 
     Args:
         subject: what to audit.
         plan: the first round's plan.
-        ratio: distance of neighbouring sums over the accounted distance, from the probe.
-        confidence: confidence of all rows together.
+        ratio: largest distance between neighbouring sums, as the probe found it, divided by the
+            distance that the accountant assumes.
+        confidence: probability with which the bounds of all rows hold together.
     """
     adversaries = subject.facts.noised_by.adversaries(subject.facts)
     for adversary in adversaries:
@@ -50,9 +52,10 @@ def by_adversary(
 
 
 def _most_noise(plan: ReleasePlan, adversary: Adversary, level: float, seed: int) -> float:
-    """Upper bound on an adversary's noise, as its standard deviation over the planned one.
+    """Bound from above the standard deviation of the noise that an adversary faces, divided by the
+    planned standard deviation.
 
-    The bound follows from the chi-square law.
+    The bound follows from the chi-square law of the sum of squares.
     """
     import scipy.stats
 

@@ -1,4 +1,4 @@
-"""Audits of mechanisms: one entry point for every method."""
+"""The audit of a mechanism: one entry point for every method of auditing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fedlgm_lab.audits.subject import Subject
 
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
-_ELEMENTS = 1 << 23  # largest total size of all canaries' directions, in numbers
-# largest number of coordinates, over all rounds, for which a run that is one mechanism is drawn as
-# a whole
+_ELEMENTS = 1 << 23  # most numbers in all canaries' directions together
+# most coordinates, over all rounds, for which the noise of every round is drawn if the rounds are
+# one mechanism
 _COORDINATES = 1 << 25
 
 
@@ -43,16 +43,18 @@ class Audit:
     """Settings for the audit of a mechanism.
 
     Attributes:
-        method: "auto" takes canary-aligned sums for Gaussian noise under central trust. For noise
-            in shares it takes the probe, because exact samples of this noise are slow. In all other
-            cases it takes a distinguisher. "probe" is deterministic; "distinguisher" tries one
-            release many times; "one-run-gaussian" and "one-run" put canaries into one run. A user's
-            method is registered (`register`) or named as "package.module:name".
-        confidence: confidence of the whole audit: releases as reported pass with at least this
-            probability; see `audits.level`.
-        trials: releases of each population, for the distinguisher.
-        canaries: number of canaries for one-run methods; None uses enough for a tight bound.
-        seed: seed of the audit, including its noise; None draws it from the operating system.
+        method: method of the audit. "auto" chooses "one-run-gaussian" for public plans with
+            Gaussian noise under central trust, and "probe" for noise that the nodes add in shares,
+            because exact samples of such noise are slow to draw. In all other cases "auto" chooses
+            "distinguisher". "probe" is deterministic; "distinguisher" repeats one release many
+            times; "one-run-gaussian" and "one-run" put canaries into one run. A user's method is
+            registered (`register`) or named as "package.module:name".
+        confidence: confidence of the whole audit: releases that are as reported pass with at least
+            this probability; see `audits.level`.
+        trials: number of releases of each of two neighbouring populations, for "distinguisher".
+        canaries: number of canaries, for the one-run methods; None chooses enough for a tight
+            bound.
+        seed: seed of the audit, including its noise; None draws the seed from the operating system.
 
     Raises:
         ConfigError: the method is unknown, or the confidence is out of range.
@@ -69,12 +71,14 @@ class Audit:
         check_confidence(self.confidence)
 
     def mechanism(self, subject: Subject, progress: Progress | None = None) -> AuditResult:
-        """Audit a mechanism on artificial updates. Every method also checks whitened sensitivity
-        and plan purity.
+        """Audit a mechanism on artificial updates.
+
+        Whatever the method, the audit also checks the whitened sensitivity and that the plan does
+        not depend on a client's data.
 
         Args:
             subject: mechanism to audit.
-            progress: called with (done, all).
+            progress: called with (steps done, all steps).
 
         Raises:
             ConfigError: there are too few trials or canaries, the mechanism releases nothing, a
@@ -120,7 +124,7 @@ class Audit:
                 result = self._one_run(subject, reading, method, progress)
             result = dataclasses.replace(result, checks=(*checks(reading), *result.checks))
         rows = tuple(by_adversary(subject, reading.plan, reading.ratio, self.confidence))
-        if rows:  # the rows rest on measured noise, so they have a confidence below 1
+        if rows:  # the rows rest on measured noise, so their confidence is below 1
             result = dataclasses.replace(result, confidence=self.confidence)
         return dataclasses.replace(result, adversaries=rows, seconds=time.perf_counter() - started)
 
@@ -156,20 +160,21 @@ class Audit:
 
 
 OwnAudit = Callable[[Subject, Audit, Progress | None], AuditResult]
-"""(subject, settings, progress) -> findings of the audit; `reported_of(...).audited` makes the
-result."""
+"""A user's audit: (subject, settings, progress) -> result. `reported_of(...).audited` builds the
+result.
+"""
 _METHODS: Registry[OwnAudit | None] = Registry("audit method", dict.fromkeys(get_args(Method)))
-"""Audits by name; None for the library's own methods."""
+"""The registered audits by name; the value is None for the methods that are part of the library."""
 
 
 @registers
 def register(name: str, audit: OwnAudit) -> None:
     """Register an audit under a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
 
-    As for every method, whitened sensitivity and plan purity are checked as well.
+    As with every method, whitened sensitivity and plan purity are checked in addition.
 
     Args:
-        name: a new name.
+        name: a name that no audit has yet.
         audit: (subject, settings, progress) -> `AuditResult`.
 
     Raises:
@@ -187,7 +192,9 @@ def register(name: str, audit: OwnAudit) -> None:
 
 
 def _own(name: str) -> OwnAudit | None:
-    """A registered audit, or the audit that a reference names; None for the library's methods."""
+    """Find a user's audit by its registered name or by a reference; None for a method of the
+    library.
+    """
     if name in get_args(Method):
         return None
     form = "(subject, settings, progress) -> AuditResult"
@@ -196,10 +203,10 @@ def _own(name: str) -> OwnAudit | None:
 
 
 def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
-    """Reported figures of releases that follow a plan of the subject.
+    """Collect the reported figures of releases that follow a plan of the subject.
 
     Args:
-        subject: the mechanism on audit.
+        subject: the mechanism that is audited.
         plan: a round's plan.
 
     Example:
@@ -221,11 +228,11 @@ def reported_of(subject: Subject, plan: ReleasePlan) -> Reported:
 
 
 def plenty(size: int, rounds: int) -> int:
-    """Number of canaries for a tight bound if nothing has to be trained.
+    """Choose a number of canaries that gives a tight bound, for audits that train nothing.
 
     Args:
-        size: coordinates of a release.
-        rounds: rounds that a canary takes part in.
+        size: number of coordinates of a release.
+        rounds: number of rounds in which a canary takes part.
 
     Example:
         >>> plenty(size=100, rounds=4)  # two per coordinate
@@ -235,10 +242,11 @@ def plenty(size: int, rounds: int) -> int:
 
 
 def watched_rounds(subject: Subject) -> int:
-    """Number of rounds that an audit of single releases runs: all rounds of a short run, the first
-    ones of a long run.
+    """Count the rounds that an audit of single releases runs: all rounds of a short run, the first
+    20 rounds of a long run.
 
-    If the rounds are one mechanism, the audit runs all of them, unless drawing them takes too long.
+    If the rounds are one mechanism, the audit runs all rounds, unless drawing their noise takes too
+    long.
 
     Example:
         >>> watched_rounds(Subject.of("snr-consistent", rounds=300))
@@ -258,16 +266,16 @@ def watch(
     progress: Progress | None = None,
     publish: Callable[..., torch.Tensor] = release,
 ) -> CanaryRecord:
-    """Run a mechanism with canaries through the public release path: plan, bounded sum, noise,
-    transcript.
+    """Run a mechanism with canaries through the library's public functions: plan, bounded sum,
+    noise and transcript.
 
     Args:
         subject: mechanism to run, on artificial client updates.
         count: number of canaries.
         presence: see `Canaries`.
-        seed: seed of canaries and noise, which have separate rings; None draws it from the
-            operating system.
-        progress: called with (round, all).
+        seed: seed of the canaries and of the noise, whose key rings are separate; None draws the
+            seed from the operating system.
+        progress: called with (round, number of rounds).
         publish: the release function. Pass a function with a defect to test whether an audit
             notices the defect.
 

@@ -1,19 +1,19 @@
-"""Lower bounds on epsilon from canary scores by counting guesses, as pure functions of NumPy
-arrays.
+"""Lower bounds on epsilon from counted guesses about canaries, as pure functions of the canaries'
+scores.
 
 A score is any number that tends to be higher for included canaries than for canaries that were left
-out. Every bound holds with probability `confidence` over the canaries' fair coins and the
-mechanism's noise, under the neighbouring relation between populations with and without a canary.
-The assumptions are:
+out. Every bound holds with a probability of at least `confidence` over the canaries' fair coins and
+the mechanism's noise. Neighbouring populations are those with and without one canary. The
+assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
     epsilon_one_run           one run, canaries in by independent fair coins; any
                               (epsilon, delta)-DP release
 
-Scores with Gaussian noise allow tighter bounds: `fedlgm_lab.audits.gaussian_scores`.
+Scores with Gaussian noise allow tighter bounds; see `fedlgm_lab.audits.gaussian_scores`.
 
-Each bound is taken at one threshold, which by default is chosen on one half of the scores and
-evaluated on the other.
+Each bound is evaluated at one threshold. By default the threshold is chosen on one half of the
+scores, and the bound is evaluated on the other half.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fedlgm_lab.audits.scores import CONFIDENCE, XTOL, Array, Scores, check
 def clopper_pearson_upper(
     count: npt.ArrayLike, trials: npt.ArrayLike, significance: float
 ) -> Array:
-    """One-sided upper limits of a binomial probability at level `significance`, for `count`
-    successes of `trials`.
+    """Compute one-sided upper confidence limits of a binomial probability, after `count` successes
+    in `trials` trials.
 
     Args:
-        count: successes, any shape.
-        trials: number of trials, of the same shape or one that broadcasts with it.
-        significance: largest probability with which a limit lies below the truth.
+        count: number of successes, in any shape.
+        trials: number of trials, in a shape that broadcasts with the shape of `count`.
+        significance: largest probability with which a limit lies below the true probability.
 
     Source: Clopper and Pearson, Biometrika 1934.
 
@@ -59,7 +59,7 @@ def clopper_pearson_upper(
 
 
 def _rates(missed: Array, false_alarms: Array, delta: float) -> Array:
-    """ln((TPR - delta) / FPR) from upper limits of FNR and FPR; -inf where TPR <= delta."""
+    """Compute ln((TPR - delta) / FPR) from upper limits of FNR and FPR; -inf where TPR <= delta."""
     gain = 1 - missed - delta
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(gain > 0, np.log(np.maximum(gain, 1e-300)) - np.log(false_alarms), -np.inf)
@@ -68,14 +68,16 @@ def _rates(missed: Array, false_alarms: Array, delta: float) -> Array:
 def one_run_p_value(
     canaries: int, guesses: int, correct: int, epsilon: float, delta: float
 ) -> float:
-    """Bound on the probability of at least `correct` correct guesses under (epsilon, delta)-DP.
+    """Bound from above the probability of at least `correct` correct guesses under (epsilon,
+    delta)-DP.
 
     Args:
-        canaries: number m of canaries; for each, a separate fair coin decides whether it is in.
+        canaries: number m of canaries; for each canary, a separate fair coin decides whether it is
+            in.
         guesses: number r <= m of canaries for which a guess is made.
         correct: number v of correct guesses.
-        epsilon: epsilon >= 0 of the hypothesis.
-        delta: its delta.
+        epsilon: epsilon >= 0 under which the probability is bounded.
+        delta: delta under which the probability is bounded.
 
     Source: Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (NeurIPS
         2023), Theorem 5.2.
@@ -96,7 +98,9 @@ def one_run_p_value(
 
 
 def _largest_refuted(excess: Callable[[float], float], low: float) -> float:
-    """Largest epsilon >= low whose excess is positive; `low` if there is none."""
+    """Find the epsilon >= low at which the excess, a decreasing function, falls to 0; `low` if the
+    excess is not positive at `low`.
+    """
     if excess(low) <= 0:
         return low
     high = max(1.0, 2 * low)
@@ -118,8 +122,10 @@ def epsilon_clopper_pearson(
     threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from many independent trials: the larger of ln((TPR - delta) / FPR)
-    and ln((TNR - delta) / FNR) at Clopper-Pearson limits.
+    """Compute a lower bound on epsilon from many independent trials.
+
+    The bound is the larger of ln((TPR - delta) / FPR) and ln((TNR - delta) / FNR), with the error
+    rates at their Clopper-Pearson limits.
 
     Args:
         scores: scores of trials with and without the canary.
@@ -146,15 +152,18 @@ def epsilon_clopper_pearson(
 
 
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
-    """Threshold at which these scores give the largest bound, for use on other scores."""
+    """Find the threshold that gives the largest bound on these scores.
+
+    The threshold is then used on other scores.
+    """
     return _best(scores, 1 - confidence, None, delta)[1]
 
 
 def _best(
     part: Scores, significance: float, threshold: float | None, delta: float
 ) -> tuple[float, float]:
-    """A bound and its threshold: the largest bound over the frontier's thresholds, or the bound at
-    the given threshold.
+    """Compute a bound and its threshold: the largest bound over the frontier's thresholds, or the
+    bound at the given threshold.
     """
     if threshold is None:
         thresholds, rejected, missed = part.frontier()
@@ -177,12 +186,12 @@ def epsilon_one_run(
     threshold: float | None = None,
     seed: int | None = 0,
 ) -> float:
-    """Lower bound on epsilon from one run, in which canaries that score at least the threshold are
-    guessed to be in.
+    """Compute a lower bound on epsilon from one run, by guessing that the canaries whose score is
+    at least the threshold were in.
 
     Args:
         scores: scores of m canaries. For each canary a separate fair coin decides whether it is in.
-            A score depends only on the release.
+            A canary's score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
@@ -256,7 +265,8 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 def largest_epsilon(
     method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Bound on epsilon if all of `canaries` canaries (half in, half out) were guessed correctly.
+    """Compute the bound on epsilon that follows if every guess about `canaries` canaries (half in,
+    half out) is correct.
 
     Args:
         method: bound to use: "clopper-pearson" or "one-run".
@@ -277,13 +287,13 @@ def largest_epsilon(
 def canaries_needed(
     method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE
 ) -> int:
-    """Fewest canaries (or trials), as a power of two, that could show more than `epsilon` if no
-    guess were wrong.
+    """Find the smallest power of two of canaries (or trials) that would show more than `epsilon` if
+    no guess were wrong.
 
     The arguments are those of `largest_epsilon`.
 
     Raises:
-        ConfigError: no number of canaries could show it.
+        ConfigError: 2**24 canaries could not show more than `epsilon`.
 
     Example:
         >>> canaries_needed("one-run", epsilon=2.0, delta=1e-5)

@@ -1,24 +1,24 @@
-"""Canaries in a run: known contributions that are added to some of its sums and searched for in the
-releases.
+"""Canaries in a run: known contributions that the auditor adds to some of the run's sums and looks
+for in the releases.
 
 A canary contributes as much as a client may, in a random direction. In layer j its update is a
 vector of random signs whose norm is far above the bound s_j, so that the release's own clipping
-reduces it to the bound. The auditor is the adversary of the definition: it knows every client's
-contribution and every direction, but not whether a canary was in. Once it has inferred this, it
-knows all of the noise. Its view of canary i in a round is the *canary-aligned sum* <u_i, (release -
-clients' sum) / sigma>, with u_i the canary's unit direction in units of the noise. If the canary
-was in, the signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly
-Gaussian with standard deviation 1.
+reduces it to the bound. The auditor takes the part of the adversary in the definition of
+differential privacy, who knows every client's contribution and every direction, but not whether a
+canary was in. For the checks of the noise, the auditor subtracts the canaries as well. The view of
+canary i in a round is the *canary-aligned sum* <u_i, (release - clients' sum) / sigma>, where u_i
+is the canary's unit direction in units of the noise. If the canary was in, the signal is mu = 1 /
+sigma_eff; if the release is as planned, the noise is exactly Gaussian with standard deviation 1.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)
     canaries.observe(round, plan, noisy)   # after it
-    record = canaries.record()             # everything that the bounds of a run are computed from
+    record = canaries.record()             # all that the bounds of a run are computed from
 
 If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary
 takes part as a client may: in every b-th round, beginning with one of the first b, and each time
-with the same contribution, whose sign is random. The checks of the noise then use z = C w, which
-whitening computes from the noise of the rounds so far.
+with the same contribution, whose sign is random. The checks of the noise then use the independent
+noise z = C w, which whitening computes from the correlated noise w of the rounds so far.
 """
 
 from __future__ import annotations
@@ -43,31 +43,33 @@ from fedlgm_lab.audits.record import CanaryRecord, Presence
 from fedlgm_lab.audits.scores import Array
 from fedlgm_lab.audits.whitening import Whitening
 
-# largest size, in numbers, up to which the sums of canaries that take turns are kept
+# most numbers that are stored for sums of canaries' directions, to be used again at their next turn
 _REPEATED = 1 << 22
-_ABOVE = 8.0  # norm of a canary's raw update over its bound, so that clipping must reduce it
-# share of the canaries with a coin per round that are in; more such canaries give more information
+_ABOVE = 8.0  # norm of a canary's raw update over its bound: clipping must reduce this norm
+# probability with which a canary takes part in a round if its direction is chosen by a coin per
+# round
 _IN = 0.9
 _PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
 
 
 Columns = dict[int, tuple[int, int, int]]
-"""Layer -> (start and end in the released vector, start in the flat update)."""
+"""Maps a layer's index to (start in the released vector, end there, start in the flat update)."""
 
 
 class Canaries:
-    """m canaries over the layers of a run (see the module).
+    """The m canaries of a run, each with a direction in every layer (see the module's docstring).
 
     Args:
-        layers: the layers that are released (as the mechanism sees them).
+        layers: the layers of the model, as the mechanism sees them.
         count: number m of canaries.
-        keys: the auditor's own ring, never the ring of the noise.
-        presence: unit of a canary's coin. "release" is for bounds on single releases: each canary
-            takes part in nine rounds of ten, and in each of these rounds a fair coin chooses its
-            direction or the opposite direction. "run" is for bounds on the run as a whole: a fair
-            coin decides for the whole run, and an included canary takes part in a round with
+        keys: the auditor's key ring, which must differ from the key ring of the noise.
+        presence: what a canary's coin decides. "release" is for bounds on single releases: each
+            canary takes part in a round with probability 0.9 (under the replace-one relation, in
+            every round), and in each of these rounds a fair coin chooses its direction or the
+            opposite direction. "run" is for bounds on the run as a whole: a fair coin decides
+            whether a canary is in the run, and an included canary takes part in a round with
             probability `rate`, as a client does. In a run whose rounds are one mechanism (see the
-            module) the two values mean the same.
+            module's docstring), the two values select the same canaries.
         rate: the run's sampling rate q.
 
     Raises:
@@ -85,7 +87,7 @@ class Canaries:
     ) -> None:
         check_count("the number of canaries", count, least=2)
         self._layers, self._keys, self._presence, self._rate = layers, keys, presence, rate
-        # Signs of norm 1 in every layer: bounded by s_j in l2 norm, whatever the layer's size.
+        # Random signs, scaled to norm 1 in every layer, whatever the layer's size.
         random = keys.numpy_generator(Purpose.PROBE, _SIGNS).bytes((count * layers.size + 7) // 8)
         bits = np.unpackbits(np.frombuffer(random, dtype=np.uint8), count=count * layers.size)
         unit = (2.0 * bits.reshape(count, layers.size) - 1.0).astype(np.float32)
@@ -99,9 +101,9 @@ class Canaries:
             2.0 * keys.numpy_generator(Purpose.PROBE, _PARTICIPATION).integers(0, 2, count) - 1.0
         )
         self.rows: list[dict[str, Any]] = []
-        # clients' sum, canaries' sum, canaries that take part
+        # clients' sum, canaries' sum, the canaries that take part
         self._inserted: tuple[Tensor, Tensor, _Part] | None = None
-        self._turns: dict[int, _Part] = {}  # parts of the canaries that take turns
+        self._turns: dict[int, _Part] = {}  # turn -> canaries that take part in it
         self._whitening: Whitening | None = None
         self._measured: _Measured | None = None
 
@@ -109,12 +111,12 @@ class Canaries:
         return len(self._unit)
 
     def insert(self, round: int, plan: ReleasePlan, total: Tensor) -> None:
-        """Add this round's canaries to a bounded sum [plan.size], in place, through the release's
-        own bounding.
+        """Add this round's canaries, bounded as a client's update is, to a bounded sum [plan.size]
+        in place.
 
         Raises:
-            ConfigError: the plan's releases cannot be audited by canaries: Laplace or no noise,
-                local trust.
+            ConfigError: canaries cannot audit the plan's releases, because the plan has Laplace
+                noise or no noise, because it releases nothing, or because trust is local.
         """
         measured, part = self._measure(plan), self._part(round, plan)
         released = [
@@ -129,8 +131,8 @@ class Canaries:
         total += contributed
 
     def _measure(self, plan: ReleasePlan) -> _Measured:
-        """A plan's effect on a canary; reused from the previous plan if bounds and noise are
-        equal.
+        """Measure a plan's effect on a canary; reuse the previous measurement if the plans have
+        equal bounds, noise and released layers.
         """
         key = (plan.clip.tobytes(), plan.sigma.tobytes(), plan.released.tobytes())
         if self._measured is None or self._measured.key != key or plan.queries:
@@ -139,7 +141,7 @@ class Canaries:
         return self._measured
 
     def _part(self, round: int, plan: ReleasePlan) -> _Part:
-        """The canaries that take part in a round, with their signs."""
+        """Choose the canaries that take part in a round, with their signs."""
         run = charging.of(plan.facts).run
         if run is not None:
             turn = (round - 1) % run.separation
@@ -160,7 +162,7 @@ class Canaries:
         )
         orientation = np.where(coins, 1.0, -1.0)
         if plan.facts.relation == "replace-one" and self._presence == "release":
-            present: Array = np.ones(len(self))  # the other contribution is the opposite one
+            present: Array = np.ones(len(self))  # with the direction or its opposite
         elif self._presence == "release":
             present = (rng.random(len(self)) < _IN).astype(np.float64)
         else:
@@ -207,7 +209,9 @@ class Canaries:
         )
 
     def _raw(self, released: Array, share: Array, columns: Columns) -> Array:
-        """Sums of the release alone, for canaries of a whole run."""
+        """Compute canary-aligned sums from which nothing is subtracted but the clients' sum, if a
+        coin decides for the whole run; otherwise an empty array.
+        """
         if self._presence == "release":
             return np.zeros(0)
         weights, seen = share / np.linalg.norm(share), np.zeros(self._layers.size)
@@ -216,7 +220,7 @@ class Canaries:
         return (self._unit @ torch.from_numpy(seen).float()).numpy()
 
     def record(self) -> CanaryRecord:
-        """Everything observed so far.
+        """Collect the observations of all rounds so far.
 
         Raises:
             ConfigError: no round was observed.
@@ -226,8 +230,8 @@ class Canaries:
     def _noise(
         self, round: int, plan: ReleasePlan, noise: Array, columns: Columns
     ) -> dict[str, Array]:
-        """Figures of a round's independent noise for the checks. If the noise w is correlated, the
-        independent noise is z = C w.
+        """Compute the figures of a round's independent noise for the checks. If the noise w is
+        correlated, the independent noise is z = C w.
         """
         spans = {j: (low, high) for j, (low, high, _) in columns.items()}
         run = charging.of(plan.facts).run
@@ -252,7 +256,7 @@ class _Part:
     Attributes:
         orientation: sign of every canary's direction in that round, [m]; 0 for a canary that cannot
             take part.
-        signs: the same signs, but 0 for canaries that are not included, [m].
+        signs: the signs of `orientation`, but 0 for canaries that are not included, [m].
         directions: sum of the signed directions of the included canaries, [D].
         count: number of included canaries.
     """
@@ -264,8 +268,8 @@ class _Part:
 
     @classmethod
     def of(cls, orientation: Array, signs: Array, unit: Tensor) -> _Part:
-        """Canaries with directions `unit` [m, D]; canaries whose entry in `signs` is not 0 are
-        included.
+        """Sum the directions `unit` [m, D] of the canaries whose entry in `signs` is not 0, each
+        with its sign.
         """
         chosen = torch.from_numpy(np.flatnonzero(signs))
         directions = torch.from_numpy(signs).float()[chosen] @ unit[chosen]
@@ -277,12 +281,12 @@ class _Measured:
     """A plan's effect on a canary.
 
     Attributes:
-        key: bounds, noise and released layers.
-        columns: indices of the released layers.
+        key: the plan's bounds, noise scales and released layers, as bytes.
+        columns: where each released layer lies; see `Columns`.
         scale: noise scale of every released coordinate of a layer.
-        share: s_j / sigma_j of each layer, [K]; 0 where not released.
+        share: s_j / sigma_j of each layer, [K]; 0 for layers that are not released.
         multiplier: the plan's effective multiplier.
-        lengths: a canary's norm in the layer of each released coordinate, after bounding.
+        lengths: for each released coordinate, a bounded canary's norm in the coordinate's layer.
         answers: a canary's answers to auxiliary queries.
     """
 
@@ -298,7 +302,7 @@ class _Measured:
     def of(
         cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]
     ) -> _Measured:
-        """The effect on any canary, computed from one canary.
+        """Measure the plan's effect on any canary, from one canary.
 
         Bounding depends only on the norms of the layers, which are the same for all canaries.
 
@@ -306,12 +310,12 @@ class _Measured:
             plan: the plan.
             layers: the layers.
             unit: a canary's directions, [1, D].
-            key: see `_Measured`.
+            key: see the attribute of `_Measured`.
         """
         bound = np.where(plan.released, plan.clip, 0.0).astype(np.float32).repeat(layers.sizes)
         update = unit * torch.from_numpy(bound)
         block = BoundedSum.empty(plan)
-        # a plan that levels the layers changes the direction of an update above the bound
+        # a plan that levels the layers would change the direction of an update above the bound
         above = 1.0 if plan.fills else _ABOVE
         block.add(
             _updates_at_bounds(update, plan) if plan.bounded_by == "trainer" else above * update
@@ -358,8 +362,8 @@ def check_auditable(plan: ReleasePlan) -> None:
 
 
 def _updates_at_bounds(updates: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-    """Canaries at the plan's bounds, in a trainer's form; their answers to the plan's queries are
-    0.
+    """Wrap canaries at the plan's bounds as the bounded updates that a trainer returns; their
+    answers to the plan's queries are 0.
     """
     zeros = [torch.zeros(len(updates), noisy.size) for noisy in plan.queries]
     answers = [
@@ -379,14 +383,15 @@ def _columns(plan: ReleasePlan, layers: LayerTable) -> Columns:
 
 
 def canary_count(size: int, rounds: int, groups: int = 1) -> int:
-    """Number of canaries that a run can hold at little cost if each takes part in `rounds` rounds.
+    """Choose a number of canaries that adds little to a run's cost if each canary takes part in
+    `rounds` rounds.
 
-    This number gives 3,000 participations in all, unless the canaries would be too many for the
-    coordinates or the memory.
+    With this number, the canaries take part 3,000 times in all. The number is smaller if so many
+    canaries would be too many for the coordinates or the memory.
 
     Args:
-        size: coordinates.
-        rounds: rounds that a canary takes part in.
+        size: number of coordinates of the model.
+        rounds: number of rounds in which a canary takes part.
         groups: number of groups of canaries that take turns, one per round.
     """
     apart, elements = (16, 1 << 21) if groups == 1 else (10, 1 << 23)

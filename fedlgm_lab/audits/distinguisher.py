@@ -1,10 +1,10 @@
-"""Many-trial distinguishers: release two neighbouring populations repeatedly and try to distinguish
-them.
+"""Distinguishers with many trials: they release each of two neighbouring populations repeatedly and
+guess from which population a release comes.
 
 `audit_mechanism_by_trials` knows the plans and scores a release by its exact log-likelihood ratio.
-`audit_release` assumes nothing. It takes any function, from this library or elsewhere, that
-releases one of two neighbouring inputs. It learns to distinguish the two inputs on half of the
-trials and counts errors on the other half.
+`audit_release` knows nothing about the release: it takes any function, from this library or
+elsewhere, that releases one of two neighbouring inputs. It learns to distinguish the two inputs
+from half of the trials and counts its errors in the other half.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ def audit_mechanism_by_trials(
     seed: int | None = None,
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit one release of a mechanism, without sampling, on the most distinguishable of several
-    neighbours.
+    """Audit one release of a mechanism, in which every client takes part, on the pair of
+    neighbouring populations that is easiest to distinguish.
 
     Args:
         subject: what to audit.
         trials: releases of each of the two populations.
         confidence: confidence of the Clopper-Pearson bound.
-        seed: seed of noise and split; None draws both from the operating system.
-        on_trial: called with (done, all).
+        seed: seed of the noise and of the split into halves; None draws both from the operating
+            system.
+        on_trial: called with (trials done, all trials).
 
     Raises:
         ConfigError: there are too few trials for any bound at this confidence.
@@ -90,8 +91,10 @@ def audit_mechanism_by_trials(
 
 
 def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
-    """Log-likelihood ratio of a release, `one` over `other`; a large number if only one can have
-    released it.
+    """Compute the logarithm of a release's likelihood under `one` over its likelihood under
+    `other`.
+
+    The ratio is clipped to ±1e6, its value if only one of the two can have made the release.
     """
     if one.plan.size != other.plan.size:
         return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
@@ -100,8 +103,8 @@ def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
 
 
 def divergence(one: World, other: World) -> float:
-    """Distinguishability of a pair of neighbours: Kullback-Leibler divergence as if all noise were
-    Gaussian.
+    """Compute how distinguishable two neighbours are: the Kullback-Leibler divergence of their
+    releases as if all noise were Gaussian.
     """
     if one.plan.size != other.plan.size:
         return math.inf
@@ -140,22 +143,23 @@ def audit_release(
     name: str = "release",
     on_trial: OnTrial | None = None,
 ) -> AuditResult:
-    """Audit any release by its outputs, from your own code or another framework.
+    """Audit any release, from your own code or another framework, by its outputs alone.
 
     Args:
         release: called with 0 or 1 (which of two neighbouring inputs) and a source of randomness,
             which it need not use. It returns the released vector, always of the same length
             (several rounds are concatenated).
-        epsilon: its reported epsilon, for these neighbours.
-        delta: its delta.
-        noise: "gaussian" if the release is known to be linear with Gaussian noise. The distance of
-            the populations then bounds epsilons of any size. Otherwise errors are counted, which
-            shows at most about ln(trials); a notice says so if more is reported.
+        epsilon: the reported epsilon of the release, for these neighbours.
+        delta: delta of the reported epsilon.
+        noise: "gaussian" if the release is known to be linear with Gaussian noise. The audit then
+            estimates the distance between the two distributions, which can show an epsilon of any
+            size. Otherwise the audit counts errors, which can show an epsilon of at most about
+            ln(trials); a notice warns if a larger epsilon is reported.
         trials: releases of each input.
         confidence: confidence of the bound.
         seed: seed of the randomness given to `release` and of the split.
-        name: for reports.
-        on_trial: called with (done, all).
+        name: name of the release in reports.
+        on_trial: called with (trials done, all trials).
 
     Raises:
         ConfigError: there are too few trials, or releases have different lengths.
@@ -207,7 +211,7 @@ def audit_release(
 
 
 def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, with_: Array) -> None:
-    """Warn of an audit that passes with any noise, or that passes although some numbers have no
+    """Warn that an audit would pass with any noise, or that it passes although some numbers have no
     noise.
     """
     cannot_fail = (
@@ -230,13 +234,13 @@ def _warn_of_reach(trials: int, most: float, epsilon: float, without: Array, wit
 
 @dataclass(frozen=True)
 class Discriminant:
-    """A linear discriminant of features of a release.
+    """A linear discriminant on features of a release.
 
-    Features are the released numbers themselves if there are at least 16 trials for each of them.
-    Otherwise they are the projection of the numbers on the difference of the two means, each number
-    in units of its own variance, so that a number without noise outweighs all other numbers. In
-    this case correlations among many numbers are not learnt. Unless the discriminant has to be
-    linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
+    The features are the released numbers themselves if there are at least 16 trials for each
+    number. Otherwise the only such feature is the projection of the numbers on the difference of
+    the two means, each number divided by its variance, so that a number without noise outweighs all
+    other numbers; correlations between numbers are then not learnt. Unless the discriminant has to
+    be linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
     variances, and the logarithm of the mean square of all deviations.
 
     Attributes:
@@ -255,7 +259,7 @@ class Discriminant:
 
     @classmethod
     def fit(cls, without: Array, with_: Array, linear: bool) -> Discriminant:
-        """Learn from releases without and with the target, [trials, n] each."""
+        """Fit a discriminant to releases without and with the target, [trials, n] each."""
         size = without.shape[1]
         centre = (without.mean(axis=0) + with_.mean(axis=0)) / 2
         direction = None
@@ -279,7 +283,7 @@ class Discriminant:
         return cls(direction, centre, draft.precision, weights)
 
     def __call__(self, released: Array) -> Array:
-        """Scores of releases [trials, n]: higher with the target."""
+        """Score releases [trials, n]; scores tend to be higher with the target."""
         return self._features(released) @ self.weights
 
     def _features(self, released: Array) -> Array:
@@ -293,7 +297,7 @@ class Discriminant:
 
 
 def _variances(rows: Array) -> Array:
-    """Variance of each number over the trials, [n]; never negligible relative to the largest."""
+    """Compute each number's variance over the trials, [n]; at least 1e-14 of the largest one."""
     variances = rows.var(axis=0)
     return np.maximum(variances, 1e-14 * max(float(variances.max()), 1e-300))
 

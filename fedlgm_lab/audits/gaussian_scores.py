@@ -1,4 +1,7 @@
-"""Lower bounds on epsilon from canary scores with Gaussian noise, tighter than counting guesses."""
+"""Lower bounds on epsilon from canary scores with Gaussian noise.
+
+They are tighter than bounds from counted guesses.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from fedlgm_lab.audits.scores import CONFIDENCE, Array, Counts, Scores, check
 
 @dataclass(frozen=True)
 class NoiseSeen:
-    """Knowledge of the noise in canary-aligned sums, in addition to the sums.
+    """What is known of the noise in canary-aligned sums, in addition to the sums themselves.
 
     Attributes:
-        degrees: degrees of freedom of the noise's variance.
-        variance: this variance over the planned variance, if it was measured separately; None uses
-            the variance of the sums.
+        degrees: degrees of freedom of the estimate of the noise's variance.
+        variance: the noise's variance over the planned variance, if the noise was measured
+            separately; None estimates the variance from the sums.
         length: length of the sum of all planned contributions in units of the noise; None uses the
             value for orthogonal canaries.
     """
@@ -38,18 +41,18 @@ class NoiseSeen:
         sizes: Counts,
         length: float | None = None,
     ) -> NoiseSeen:
-        """Noise that was observed completely in T rounds, with its variance along a canary over
-        several layers.
+        """Describe noise that was observed completely in T rounds, by its variance along a canary
+        over several layers.
 
         The mean of chi-square variables with different weights is replaced by a chi-square variable
-        of the same mean and variance (Satterthwaite). The lower tail of its law is heavier, so
-        bounds err on the low side.
+        of the same mean and variance (Satterthwaite). The lower tail of the replacement's law is
+        heavier, so the bounds err on the low side.
 
         Args:
-            energy: mean square of the noise in each layer over the planned one, [T, K].
+            energy: mean square of the noise in each layer over the planned mean square, [T, K].
             weights: weight of each layer in a canary-aligned sum, with squares that add up to 1 in
                 a round, [T, K]; a layer of weight 0 does not count.
-            sizes: coordinates of the layers, [K].
+            sizes: number of coordinates of each layer, [K].
             length: see `NoiseSeen`.
 
         Example:
@@ -59,7 +62,8 @@ class NoiseSeen:
         """
         shares = weights**2
         variance = float(np.sum(shares * np.where(shares > 0, energy, 0.0))) / len(shares)
-        # Satterthwaite: degrees 2 E^2 / Var, where a layer of d coordinates has variance 2 / d.
+        # Satterthwaite: the degrees of freedom are 2 E^2 / Var, and a layer of d coordinates has
+        # variance 2 / d.
         degrees = len(shares) ** 2 / float(np.sum(shares**2 / sizes))
         return cls(degrees, variance, length)
 
@@ -67,23 +71,23 @@ class NoiseSeen:
 def noise_ratio(
     observed: Array, planned: Array, confidence: float = CONFIDENCE, noise: NoiseSeen | None = None
 ) -> float:
-    """Lower bound on the true signal-to-noise ratio over the planned one, from one run of a
-    Gaussian release.
+    """Compute a lower bound on the true signal-to-noise ratio over the planned ratio, from one run
+    of Gaussian releases.
 
     Observation i is ratio * planned_i + Gaussian noise. The variance of this noise is unknown and
-    the same for all observations. It is part of the tested quantity. The planned signals are in
-    units of the planned noise, so a release exactly as planned has the ratio 1. A release with
-    ratio r costs as much as the planned release with its noise divided by r.
+    the same for all observations. The bounded quantity is `ratio` divided by the noise's standard
+    deviation. The planned signals are in units of the planned noise, so a release exactly as
+    planned has the value 1. A release with the value r costs as much as the planned release with
+    its noise divided by r.
 
-    The least-squares slope over its standard error has a noncentral t law, which is inverted. The
-    bound is exact for independent Gaussian noise, and in all coordinates if the noise was observed
-    completely.
+    The least-squares slope over its standard error has a noncentral t law, which the bound inverts.
+    The bound is exact for independent Gaussian noise.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
-        planned: planned signal of each, 0 for a canary that is out, [n].
+        planned: planned signal of each observation, 0 for a canary that is out, [n].
         confidence: in (0.5, 1).
-        noise: further knowledge of the noise; by default the sums are assumed to be independent.
+        noise: what else is known of the noise; by default the sums are assumed to be independent.
 
     Returns:
         The bound, at least 0; `inf` if there is no noise at all.
@@ -120,7 +124,7 @@ def noise_ratio(
     variance = noise.variance
     if variance is None:
         variance = float(np.sum((x - slope * a) ** 2)) / (len(x) - 1)
-    # The residuals consist of rounding errors only.
+    # There is no noise: the residuals are rounding errors.
     if variance <= 1e-12 * slope**2:
         return math.inf
     error = (
@@ -133,11 +137,11 @@ def noise_ratio(
 
 
 def seen_degrees(overlap: Array, canaries: int) -> float:
-    """Degrees of freedom of the noise variance as seen by canaries whose directions are not
-    orthogonal.
+    """Compute the degrees of freedom of a noise variance that is estimated from canaries whose
+    directions need not be orthogonal.
 
     Args:
-        overlap: mean square of the cosine of two canaries in each round, [T].
+        overlap: mean squared cosine between two canaries' directions in each round, [T].
         canaries: number m of canaries.
 
     Example:
@@ -148,8 +152,8 @@ def seen_degrees(overlap: Array, canaries: int) -> float:
 
 
 def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
-    """Lower bound on mu, the distance of the means in standard deviations, of scores with Gaussian
-    noise.
+    """Compute a lower bound on mu, the distance between the means of scores in and out, in standard
+    deviations of their Gaussian noise.
 
     The noise has the same unknown variance for canaries that are in and for canaries that are out.
     The bound therefore inverts the noncentral t law of the two-sample t statistic. A release with
@@ -189,7 +193,7 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
 
 
 def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:
-    """Lower confidence limit of the noncentrality of an observed t statistic.
+    """Compute a lower confidence limit of the noncentrality from an observed t statistic.
 
     Example:
         >>> round(noncentral_t_lower(3.0, degrees=1e6, confidence=0.95), 2)  # that of a normal law: 3 - 1.645
@@ -201,7 +205,7 @@ def noncentral_t_lower(t: float, degrees: float, confidence: float) -> float:
 
     spread = math.sqrt(1 + t * t / (2 * degrees))
     guess = t + float(scipy.special.ndtri(1 - confidence)) * spread
-    if degrees > 1e5 or abs(t) > 1e3:  # the normal approximation, as good as exact there
+    if degrees > 1e5 or abs(t) > 1e3:  # the normal approximation is as good as exact here
         return guess
     low, high = guess - 6 * spread, t
     while excess(low) > 0:

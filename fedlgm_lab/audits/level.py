@@ -2,10 +2,11 @@
 fail.
 
 An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of
-the noise fails. Each of these statements has its own level. By the union bound the levels add up to
-at most the level of the audit, so a release that is as reported fails with probability at most 1 -
-confidence. Checks without statistics (whitened sensitivity, plan purity, noise on the ledger) take
-no share. Guesses (one-run) are a single statement with the whole level.
+the noise fails. Each of these statements has a level of its own, and the levels add up to at most
+the level of the audit. By the union bound, a release that is as reported therefore fails with
+probability at most 1 - confidence. Checks without statistics (whitened sensitivity, plan purity,
+noise on the ledger) need no level. An audit by guesses ("one-run") makes a single statement, which
+has the whole level.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shares:
-    """Level of each statement of an audit, in equal parts for the kinds of statements and within
-    each kind.
+    """Levels of the statements of an audit: every kind of statement has the same level, which is
+    divided equally among the statements of the kind.
 
-    The kinds are the bound on the releases as a whole, bounds on single layers and four checks of
-    the noise: its scale in each layer, its independence of earlier noise, its repetition, and its
+    The kinds are the bound on the releases as a whole, the bounds on single layers, and four checks
+    of the noise: its scale in each layer, its independence of earlier noise, its repetition and its
     law.
 
     Attributes:
         whole: level of the bound on the releases as a whole.
         layer: level of each layer's bound; 0 if single layers are not examined.
-        scale: level of each layer's noise scale.
-        distance: level of the correlation of rounds at each distance, two-sided.
-        pair: level of each pair of layers' noise, two-sided.
-        cell: level of each count in the test of the noise's law, two-sided.
+        scale: level of the test of each layer's noise scale.
+        distance: level of the two-sided test of correlation between rounds, for each distance.
+        pair: level of the two-sided test of correlation between the noise of each pair of layers.
+        cell: level of the two-sided test of each count, in the check of the noise's law.
     """
 
     whole: float
@@ -49,14 +50,14 @@ class Shares:
         cells: int = 1,
         per_layer: bool = True,
     ) -> Shares:
-        """Shares of an audit.
+        """Divide the level of an audit.
 
         Args:
             confidence: confidence of the audit, in (0.5, 1).
             layers: number K of layers.
             distances: number of distances between rounds.
             pairs: number of pairs of layers, in one round or two, whose noise is compared.
-            cells: number of counts in the test of the noise's law.
+            cells: number of counts in the check of the noise's law.
             per_layer: whether single layers are bounded.
 
         Example:

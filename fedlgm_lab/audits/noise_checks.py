@@ -1,5 +1,5 @@
-"""Checks of a run's noise, which the auditor of canaries knows: its scale, independence, repetition
-and law.
+"""Checks of a run's noise, which an auditor that knows the canaries can compute: its scale,
+independence, repetition and law.
 
 Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for
 a sum of squares, t for the cosine of two vectors, binomial for the count of a cell.
@@ -17,16 +17,16 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-# limits on the compared first numbers: most per layer, most per round, fewest per pair of layers
+# limits on the compared leading numbers: most per layer, most per round, fewest per pair of layers
 _HEAD, _HEADS, _FEWEST = 256, 4096, 8
-# edges of the cells of magnitudes; the first cell is for numbers without noise
+# edges of the cells in which magnitudes are counted; numbers without noise fall into the first cell
 _EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
 _PLANNED = np.diff(scipy.stats.chi(1).cdf([0.0, *_EDGES, np.inf]))
 
 
 def figures(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> dict[str, Array]:
-    """Figures of a round's noise for the checks: mean squares, first numbers and counts in cells of
-    each layer.
+    """Compute the figures of a round's noise for the checks: each layer's mean square, leading
+    numbers and counts by cell of magnitude.
 
     Args:
         noise: noise of a round, in units of the plan's noise.
@@ -44,7 +44,9 @@ def figures(noise: Array, spans: dict[int, tuple[int, int]], layers: int) -> dic
 
 
 def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True) -> Shares:
-    """Levels of an audit of a record. The number of statements depends only on rounds and layers.
+    """Divide the level of an audit of a record.
+
+    The number of statements depends only on the numbers of rounds and layers.
 
     Args:
         record: the canaries' observations.
@@ -83,16 +85,16 @@ def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tu
 
 
 def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[int, int]]]:
-    """Significance |z| of the correlation between rounds at each distance, [T], and the
-    significance of the two layers whose noise is most similar.
+    """Compute the significance |z| of the correlation between rounds at each distance, [T], and
+    find the two layers whose noise is most similar.
 
-    Two layers are compared in the numbers that both have, if there are at least eight such numbers.
-    The correlations at one distance are the correlations of each layer with itself, over all rounds
-    and layers together.
+    Two layers are compared in the leading numbers that both layers have, if there are at least
+    eight such numbers. The correlation at a distance combines the correlations of each layer's
+    noise with the same layer's noise that many rounds before.
 
     Args:
-        heads: first numbers of each layer's noise in each round, [T, K, width]; NaN where there are
-            none.
+        heads: leading numbers of each layer's noise in each round, [T, K, width]; NaN beyond the
+            layer's end and where nothing was observed.
 
     Returns:
         The significances, the largest significance of any two layers, and (round, layer) of these
@@ -126,7 +128,7 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
         same_layer = each, each + layers * np.arange(t, -1, -1)[:, None]  # now, one round ago, ...
         sums[: t + 1] += normal_quantile(cosines[same_layer], sizes[same_layer]).sum(axis=1)
         times[: t + 1] += np.sum(sizes[same_layer] >= _FEWEST, axis=1)
-        ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # nearly |z|, and quick
+        ranks = np.abs(np.arctanh(cosines)) * np.sqrt(sizes)  # approximates |z| quickly
         j, at = np.unravel_index(int(np.argmax(ranks)), ranks.shape)
         if ranks[j, at] > highest:
             highest, most = (
@@ -138,7 +140,9 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
 
 
 def normal_quantile(cosines: Array, sizes: Array) -> Array:
-    """Normal quantiles z of the p-values of cosines of independent Gaussian vectors; at most 37."""
+    """Convert cosines of independent Gaussian vectors into normal quantiles z, of magnitude at most
+    38.
+    """
     freedom = np.maximum(sizes - 1, 1)
     tail = scipy.special.stdtr(freedom, -np.abs(cosines) * np.sqrt(freedom / (1 - cosines**2)))
     return np.copysign(scipy.special.ndtri(np.maximum(tail, 1e-300)), cosines)

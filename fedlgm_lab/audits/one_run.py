@@ -1,6 +1,7 @@
-"""Bounds from the canaries of one run: whole releases, single layers, and checks of the noise.
+"""Audit of one run by its canaries: bounds from whole releases and single layers, checks of the
+noise.
 
-All statements that can make such an audit fail share its level (see `level`).
+The level of such an audit is divided among all statements that can make it fail (see `level`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedlgm_lab.audits.result import AuditResult, LayerRow, Method, Reported
 from fedlgm_lab.audits.scores import CONFIDENCE, Scores
 from fedlgm_lab.audits.whole_run import audit_whole_run, repeat_last
 
-_MOST_LEVELS = 8  # largest number of a layer's noise levels that are composed one by one
+_MOST_LEVELS = 8  # largest number of different noise levels that are composed one by one
 
 
 def audit_record(
@@ -37,18 +38,19 @@ def audit_record(
     """Audit a run from its canaries' observations.
 
     Args:
-        record: the record, see `Canaries.record`. Bounds on single releases ("one-run-gaussian")
-            need records with presence = "release". Bounds on whole runs ("one-run") need records
-            with presence = "run".
+        record: the canaries' observations (`Canaries.record`). Bounds on single releases
+            ("one-run-gaussian") need records with presence = "release". Bounds on whole runs
+            ("one-run") need records with presence = "run".
         layers: the layers that were released.
         reported: the run's reported figures.
-        method: "one-run-gaussian": canary-aligned sums give the noise ratio of single releases, and
-            the accountant composes them; "one-run": scores of the run as a whole.
+        method: with "one-run-gaussian", canary-aligned sums bound the signal-to-noise ratio of
+            single releases, and the accountant composes the releases at this ratio; with "one-run",
+            guesses are made from each canary's score over the whole run.
         confidence: confidence of the whole audit. With at least this probability, releases that are
-            as reported pass and `epsilon_lower` is at most the true epsilon. Bounds and checks
-            share the level (see `level.Shares`).
-        per_layer: whether single layers are examined. If they are not examined, the accountant is
-            faster, and the bound is a thousandth smaller.
+            as reported pass and `epsilon_lower` is at most the true epsilon. The level 1 -
+            confidence is divided among the bounds and checks (see `level.Shares`).
+        per_layer: whether single layers are examined. If not, a faster accountant is used, and the
+            bound is a thousandth smaller.
 
     Raises:
         ConfigError: the record does not fit the method, or there are too few canaries.
@@ -73,14 +75,14 @@ def audit_record(
 def epsilon_at_ratio(
     reported: Reported, signals: np.ndarray, ratio: float, *, quick: bool = False
 ) -> float:
-    """Epsilon of releases whose noise is the plan's noise divided by `ratio`.
+    """Compute the epsilon of releases whose noise is the plan's noise divided by `ratio`.
 
     Args:
-        reported: reported figures; rate, relation and delta are used.
+        reported: reported figures, of which the rate, the relation and the delta are used.
         signals: planned mu of each release, [T]; 0 where nothing was released.
-        ratio: signal-to-noise over the planned one.
-        quick: compute on a grid ten times as coarse, at a tenth of the cost, and subtract a
-            thousandth. The epsilon of this grid is at most 1e-4 too large.
+        ratio: signal-to-noise ratio over the planned ratio.
+        quick: whether to compute on a grid ten times as coarse, at a tenth of the cost, and to
+            subtract a thousandth. The epsilon on this grid is at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -88,7 +90,7 @@ def epsilon_at_ratio(
         return math.inf
     levels, counts = np.unique(signals[signals > 0], return_counts=True)
     if len(levels) > _MOST_LEVELS:
-        # the epsilon of this event is at most the epsilon of all levels together
+        # releases that all have the lowest level have at most the epsilon of the actual releases
         levels, counts = np.array([float(levels.min())]), np.array([int(counts.sum())])
     factor = SENSITIVITY_FACTOR[reported.relation]
     events = [
@@ -104,8 +106,8 @@ def epsilon_at_ratio(
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
-    """s_j / sigma_j in every release; for releases that were not watched, the layer's share in the
-    last watched release.
+    """Compute s_j / sigma_j of a layer in every release; for releases that were not watched, from
+    the layer's share in the last watched release.
     """
     share = record.layer_signal[:, layer] * record.multipliers
     return repeat_last(share, len(reported.multipliers)) / reported.multipliers
@@ -114,7 +116,10 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 def release_ratio(
     record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE
 ) -> float:
-    """Lower bound on the releases' signal-to-noise ratio over the planned ratio (`noise_ratio`)."""
+    """Bound from below the releases' signal-to-noise ratio over the planned ratio.
+
+    See `noise_ratio`.
+    """
     squared = np.sum(record.weights**2 * record.length, axis=1)
     length = math.sqrt(float(np.sum(squared / record.multipliers**2)))
     noise = NoiseSeen.of_layers(record.energy, record.weights, layers.sizes, length)
@@ -125,8 +130,8 @@ def release_ratio(
 def layer_ratio(
     record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Lower bound on the ratio of one layer alone, of `size` coordinates; 0 if it was never
-    released.
+    """Bound from below the signal-to-noise ratio of one layer of `size` coordinates over the
+    planned ratio; 0 if the layer was never released.
     """
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)
     if len(seen) == 0:
@@ -179,11 +184,10 @@ def _audit_releases(
 
 
 def run_scores(record: CanaryRecord) -> Scores:
-    """Log-likelihood ratios "in the run" against "not in it", of canaries that are in and of
-    canaries that are out.
+    """Compute every canary's log-likelihood ratio of "in the run" against "not in the run".
 
-    A score is a function only of the releases (and of public plans): the sum over the rounds of
-    ln(1 - q + q exp(mu x - mu^2 / 2)), with x the round's canary-aligned sum.
+    A canary's score depends only on the releases (and on public plans). It is the sum over the
+    rounds of ln(1 - q + q exp(mu x - mu^2 / 2)), with x the round's canary-aligned sum.
     """
     mu = record.signal[:, None]
     exponent = mu * record.raw * record.orientation - mu**2 / 2

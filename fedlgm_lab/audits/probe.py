@@ -1,5 +1,5 @@
-"""Deterministic checks without noise: how far one client moves the whitened sum, and whether it
-changes the plan.
+"""Deterministic checks without noise: how far one client moves the whitened sum, and whether the
+client's data change the plan.
 
 The checks need no statistics and take milliseconds. They assume that the noise follows the plan,
 which the other audits test.
@@ -26,12 +26,12 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class ProbeReading:
-    """The probe's findings over all neighbours tried.
+    """What the probe found over all pairs of neighbouring populations that it tried.
 
     Attributes:
-        ratio: largest distance of two neighbouring sums, in units of the noise, over the accounted
-            distance.
-        changed: figures of a plan that a neighbour changed, in words; empty if there are none.
+        ratio: largest distance between two neighbouring sums, in units of the noise, divided by the
+            distance that the accountant assumes.
+        changed: which figures of a plan differed between neighbours, in words; empty if none did.
         plan: the first round's plan.
 
     Example:
@@ -46,7 +46,7 @@ class ProbeReading:
 
     @property
     def pure(self) -> bool:
-        """Whether no neighbour changed a plan."""
+        """Whether neighbours always had the same plan."""
         return not self.changed
 
 
@@ -70,8 +70,8 @@ def probe(subject: Subject) -> ProbeReading:
 
 
 def distance(one: World, other: World) -> float:
-    """Norm of the sums' difference in units of the first plan's noise: l2 for Gaussian, l1 for
-    Laplace noise.
+    """Compute the norm of the difference of two sums in units of the first plan's noise: the l2
+    norm for Gaussian noise, the l1 norm for Laplace noise.
 
     Example:
         >>> subject = Subject.of("snr-consistent")
@@ -88,7 +88,7 @@ def distance(one: World, other: World) -> float:
 
 
 def checks(reading: ProbeReading) -> tuple[Check, ...]:
-    """The reading as checks: whitened sensitivity and plan purity.
+    """Turn the reading into two checks: whitened sensitivity and plan purity.
 
     Example:
         >>> [check.passed for check in checks(probe(Subject.of("snr-consistent", variant="published")))]
@@ -115,7 +115,8 @@ def checks(reading: ProbeReading) -> tuple[Check, ...]:
 
 
 def audit_by_probe(subject: Subject, reading: ProbeReading) -> AuditResult:
-    """Lower bound from the probe's reading; exact if the noise is as planned.
+    """Compute the epsilon that the probe's reading implies, on the assumption that the noise is as
+    planned.
 
     Example:
         >>> subject = Subject.of("snr-consistent", epsilon=1.0)
@@ -152,8 +153,8 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
 
 
 def _inverse_distance(plan: ReleasePlan) -> float:
-    """The inverse of the accounted distance. It is 1 if the plan accounts for nothing, because any
-    distance is then too large.
+    """Compute the inverse of the distance that the accountant assumes; 1 if the plan has no noise
+    and the facts have none, because any distance is then too large.
     """
     factor = SENSITIVITY_FACTOR[plan.facts.relation]
     multiplier = plan.effective_multiplier
@@ -163,7 +164,7 @@ def _inverse_distance(plan: ReleasePlan) -> float:
 
 
 def _difference(plan: ReleasePlan, other: ReleasePlan) -> str:
-    """Which of the plan's figures differ, in words; empty if the plans are equal bit by bit."""
+    """Name the figures in which two plans differ; empty if the plans are equal bit by bit."""
     if plan.to_json() == other.to_json() and plan.denominator == other.denominator:
         return ""
     names = {

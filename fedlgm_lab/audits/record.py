@@ -1,4 +1,4 @@
-"""The canaries' observations of a run, from which its bounds are computed."""
+"""What canaries observed in a run, from which the bounds of an audit are computed."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ class CanaryRecord:
         layer_aligned: canary-aligned sums of each layer, with the other canaries' known
             contributions subtracted, [T, m, K]; NaN where not released.
         layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
-        signs: +1 or -1 where the canary was in (times its direction), 0 where not, [T, m].
-        orientation: the direction's sign in that round, whether or not the canary was in, [T, m]; 0
-            where a canary of a run whose rounds are one mechanism could not take part.
+        signs: sign of the direction that the canary added to the round's sum, +1 or -1; 0 if the
+            canary was not in, [T, m].
+        orientation: sign of the canary's direction in that round, whether or not the canary was in,
+            [T, m]; 0 where a canary of a run whose rounds are one mechanism could not take part.
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
         energy: mean square of the noise (whitened, where it is correlated) in each layer, in units
             of the plan's noise, [T, K]; NaN where not released.
-        head: first numbers of that noise in each layer, [T, K, width]; NaN where there are none.
-        cells: number of that noise's magnitudes in each cell of their law, [T, K, cells].
+        head: leading numbers of the same noise in each layer, [T, K, width]; NaN where there are
+            none.
+        cells: number of values of the same noise whose magnitude falls into each cell, [T, K,
+            cells].
         multipliers: the plan's effective multiplier of each round, [T].
-        raw: sums of all layers with nothing subtracted: functions of the release alone, [T, m];
-            empty if canaries have a coin per round.
+        raw: canary-aligned sums of all layers from which the other canaries are not subtracted, [T,
+            m]; empty if canaries have a coin per round.
         member: whether the canary's coin put it into the run, bool [m].
         rate: probability that an included canary takes part in a round.
         presence: "release" (a coin per round) or "run" (a coin per run).
@@ -66,7 +69,7 @@ class CanaryRecord:
         rate: float = 1.0,
         presence: Presence = "release",
     ) -> CanaryRecord:
-        """Record of rounds, from `Canaries.rows` or from stored rows.
+        """Build a record from one row per round: `Canaries.rows`, or rows that were stored.
 
         Raises:
             ConfigError: there are no rows, or rows are incomplete.
@@ -94,8 +97,8 @@ class CanaryRecord:
 
     @cached_property
     def weights(self) -> Array:
-        """Weight of each layer in a whole canary-aligned sum, with squares that add up to 1, [T,
-        K].
+        """Weight of each layer in the canary-aligned sum of all layers, [T, K]; the squares of a
+        round's weights add up to 1.
         """
         return self.layer_signal / self.signal[:, None]
 

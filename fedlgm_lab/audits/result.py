@@ -1,4 +1,4 @@
-"""Result of an audit in one frozen object: figures, checks, rows per layer.
+"""The result of an audit: its figures, its checks and a row per layer, in one frozen object.
 
 >>> reported = Reported("a release", epsilon=1.0, delta=1e-5, multipliers=np.array([4.0]))
 >>> row = LayerRow("last", 100, epsilon_lower=1.2, epsilon_planned=0.7)
@@ -27,9 +27,10 @@ class Reported:
     """Figures that were reported for the audited releases.
 
     Attributes:
-        subject: description in words.
-        epsilon: the proven epsilon, or the claimed one if none is proven; `inf` if none is claimed.
-        delta: delta at which it is stated.
+        subject: description of the audited releases.
+        epsilon: the proven epsilon, or the claimed epsilon if none is proven; `inf` if none is
+            claimed either.
+        delta: delta at which the epsilon is stated.
         multipliers: planned effective noise multiplier of every release, [T]; watched releases come
             first.
         rate: sampling rate q of each release.
@@ -58,7 +59,7 @@ class Reported:
         layers: Sequence[LayerRow] = (),
         checks: tuple[Check, ...] = (),
     ) -> AuditResult:
-        """The result of an audit of these releases; the arguments are the attributes of
+        """Build the result of an audit of these releases; the arguments are attributes of
         `AuditResult`.
 
         A bound from a single layer also bounds the whole, so the audit reports the largest bound.
@@ -83,9 +84,9 @@ class Check:
     """One condition that must hold independently of the scores.
 
     Attributes:
-        name: what was checked.
-        passed: whether it holds.
-        detail: the supporting figure, in words.
+        name: name of the condition.
+        passed: whether the condition holds.
+        detail: the figure that supports this finding, in words.
     """
 
     name: str
@@ -98,8 +99,8 @@ class LayerRow:
     """Lower bound from one layer of the releases alone.
 
     Attributes:
-        layer: name.
-        size: coordinates d_j.
+        layer: name of the layer.
+        size: number d_j of the layer's coordinates.
         epsilon_lower: lower bound from this layer alone, which also bounds the whole release.
         epsilon_planned: epsilon of the plan's noise if only this layer were released.
     """
@@ -122,9 +123,9 @@ class AdversaryRow:
 
     Attributes:
         adversary: name of the adversary.
-        nodes: number of these nodes.
+        nodes: number of nodes whose shares of the noise the adversary does not know.
         epsilon_lower: lower bound on the epsilon against the adversary.
-        epsilon_reported: the stated epsilon against the adversary.
+        epsilon_reported: the reported epsilon against the adversary.
     """
 
     adversary: str
@@ -141,18 +142,20 @@ class AuditResult:
         subject: what was audited.
         method: the audit's method.
         epsilon_lower: lower bound on the epsilon of the releases.
-        epsilon_reported: the proven epsilon, or the claimed one if none is proven; `inf` if none is
-            claimed.
+        epsilon_reported: the proven epsilon, or the claimed epsilon if none is proven; `inf` if
+            none is claimed either.
         delta: delta of both epsilons.
-        confidence: lower bound on the probability that releases as reported pass the audit and that
-            `epsilon_lower` does not exceed the true epsilon; 1 for methods without statistics.
+        confidence: lower bound on the probability that releases that are as reported pass the audit
+            and that `epsilon_lower` does not exceed the true epsilon; 1 for methods without
+            statistics.
         guarantee: the releases' guarantee, in one line.
-        observations: scores behind the bound.
+        observations: number of scores from which the bound is computed.
         layers: one row per layer, if the method examines layers.
         checks: further conditions that must hold.
-        scores: canaries' or trials' scores ("inside", "outside"), for pictures.
+        scores: scores of canaries or trials that were in ("inside") and out ("outside"), for
+            pictures.
         adversaries: one row per adversary, if the guarantee states several epsilons.
-        seconds: wall time.
+        seconds: wall-clock time of the audit.
     """
 
     subject: str
@@ -171,7 +174,7 @@ class AuditResult:
 
     @property
     def exceeded(self) -> bool:
-        """Whether a bound exceeds the reported epsilon."""
+        """Whether a bound exceeds the epsilon that was reported for it."""
         pairs = [(self.epsilon_lower, self.epsilon_reported)]
         pairs += [(row.epsilon_lower, row.epsilon_reported) for row in self.adversaries]
         return any(lower > reported * (1 + 1e-9) for lower, reported in pairs)
@@ -182,7 +185,7 @@ class AuditResult:
         return not self.exceeded and all(check.passed for check in self.checks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without the scores."""
+        """Convert the result to values that JSON can hold, without the scores."""
         return {
             "subject": self.subject,
             "method": self.method,

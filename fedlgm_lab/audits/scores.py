@@ -14,9 +14,10 @@ Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 CONFIDENCE = 0.999
-"""Default confidence, at which on average one audit of sound releases in a thousand raises a false
-alarm."""
-XTOL = 1e-9  # tolerance of the roots that give the bounds
+"""Default confidence. At this confidence, at most one in a thousand audits of sound releases raises
+a false alarm on average.
+"""
+XTOL = 1e-9  # absolute tolerance of the root finding that yields a bound
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """Number m of canaries, in and out."""
+        """Number m of all canaries, both in and out."""
         return self.inside.size + self.outside.size
 
     def split(self, seed: int | None = None) -> tuple[Scores, Scores]:
-        """Two halves drawn at random, of the scores in and out.
+        """Divide the scores in and the scores out at random into two halves.
 
         Raises:
             ConfigError: a half would be empty.
@@ -72,8 +73,10 @@ class Scores:
         return Scores(halves[0][0], halves[1][0]), Scores(halves[0][1], halves[1][1])
 
     def frontier(self) -> tuple[Array, Counts, Counts]:
-        """Thresholds at the corners of the concave hull of the ROC curve, and the numbers of scores
-        out and in below each threshold.
+        """Find the thresholds at the corners of the concave hull of the ROC curve.
+
+        Returns:
+            The thresholds, and the numbers of scores out and of scores in below each threshold.
         """
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")
@@ -83,7 +86,7 @@ class Scores:
 
 
 def _hull(x: Counts, y: Counts) -> Counts:
-    """Indices of points that lie above every segment between two other points; x is ascending."""
+    """Find the corners of the upper hull of points with ascending x, as indices."""
     indices = np.arange(len(x))
     while len(indices) > 2:
         dx, dy = np.diff(x[indices]), np.diff(y[indices])
@@ -98,7 +101,7 @@ def check(delta: float, confidence: float) -> None:
     """Refuse a delta or a confidence outside its range.
 
     Raises:
-        ConfigError: the message names it.
+        ConfigError: the message names the value that is out of range.
     """
     check_below_one(delta=delta)
     check_confidence(confidence)

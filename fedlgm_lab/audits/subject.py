@@ -1,9 +1,9 @@
 """The subject of an audit: a mechanism in a run's public setting, and neighbouring populations on
-which it is tried.
+which the mechanism is tried.
 
-Plan, `BoundedSum` and `release` are the library's own. Only the clients' updates are artificial,
-since an audit searches for the worst case of a client's data. If the unit is an example, an
-"update" is an example's gradient, which the mechanism's scaling bounds.
+The audit plans, adds up and releases with the same functions as a run. Only the clients' updates
+are artificial, because an audit searches for the client whose data have the largest effect. If the
+unit is an example, an "update" is an example's gradient, which the mechanism's scaling bounds.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from fedlgm.planning.transcript import Transcript
 from fedlgm.training.example_level.bounding import bound_gradients, scaled_sum
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
-"""Sizes of the model on which mechanisms are tried by default."""
+"""Sizes of the layers of the model on which mechanisms are tried by default."""
 _ABOVE = 8.0  # norm of raw updates over their bounds
 _ANSWER = 1e6  # an answer to a query, far above any bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number, so that one client decides where a median lies
-# number of examples that agree, their angle, and the norm of one further example's gradient over
-# the bound
+# number of examples with equal gradients, the angle of these gradients to the first layer, and the
+# norm of one further example's gradient over the bound
 _BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0
 
 
@@ -59,15 +59,16 @@ class World:
     """One of two neighbouring populations in one round.
 
     Attributes:
-        plan: the plan of its release.
-        total: its exact bounded sum (under local trust the target's own contribution), [plan.size].
+        plan: the plan of the population's release.
+        total: the population's exact bounded sum (under local trust, the target's contribution
+            alone), [plan.size].
     """
 
     plan: ReleasePlan
     total: Tensor
 
     def release(self, keys: KeyRing, round: int = 1, backend: NoiseBackend = "cpu") -> Tensor:
-        """One release of its sum, through the public path, [plan.size]."""
+        """Release the population's sum once, as a run would, [plan.size]."""
         plan, noised_by = self.plan, self.plan.facts.noised_by
         noisy_sum = noised_by.observe(self.total, plan, keys, round, backend)
         return (
@@ -79,11 +80,11 @@ class World:
 
 @dataclass(frozen=True)
 class Subject:
-    """A mechanism to audit, with the run for which it is made.
+    """A mechanism to audit, with the layers and facts of the run for which it is calibrated.
 
     Attributes:
-        name: its name in reports.
-        method: mechanism, layers and facts.
+        name: name of the subject in reports.
+        method: the mechanism with its layers and facts.
         seed: seed of the artificial updates.
 
     Raises:
@@ -125,19 +126,19 @@ class Subject:
         layers: LayerTable | None = None,
         **options: Any,
     ) -> Subject:
-        """A mechanism, calibrated for a small run.
+        """Make a subject from a mechanism that is calibrated for a small run.
 
         Args:
-            name: name of a registered mechanism, "package.module:Class", or an object.
+            name: name of a registered mechanism, "package.module:Class", or a mechanism object.
             variant: "sound" or "published"; variants that plan from a client's own update run under
                 local trust.
             epsilon: budget of the run.
-            delta: its delta.
-            rounds: number of rounds of the run. None stands for a few rounds, or for one round if
-                only single releases can be audited (Laplace noise, no noise, variants that are not
-                private).
+            delta: delta of the budget.
+            rounds: number of rounds of the run. None stands for four rounds, or for one round if
+                canaries do not fit the releases (Laplace noise, no noise, local trust, variants
+                whose plans depend on private data).
             rate: Poisson sampling rate.
-            layers: layers of the model; by default three of very different sizes.
+            layers: layers of the model; by default three layers of very different sizes (`LAYERS`).
             options: options of the mechanism.
 
         Raises:
@@ -147,7 +148,7 @@ class Subject:
             mechanism, label = name, name.name
         else:
             if variant == "published" and "clip" in mechanisms.options(name):
-                # the only published variant that is not private is the one with MedClip
+                # of these mechanisms' published variants, only the one with MedClip is not private
                 options.setdefault("clip", "med")
             mechanism = mechanisms.get(name, variant=variant, **options)
             label = name if variant == "sound" else f"{name} ({variant})"
@@ -193,14 +194,14 @@ class Subject:
 
     @property
     def private_plan(self) -> bool:
-        """Whether the plan itself depends on private data, as in published variants that are not
-        private.
+        """Whether the plan itself depends on private data, as it does in published variants without
+        a valid guarantee.
         """
         return isinstance(self.method.mechanism, PlansFromPrivateData)
 
     @property
     def examples(self) -> bool:
-        """Whether the unit is an example, which the mechanism's scaling bounds."""
+        """Whether the unit is an example, whose gradient the mechanism's scaling bounds."""
         return isinstance(self.method.mechanism, BoundsExamples)
 
     @cached_property
@@ -221,7 +222,10 @@ class Subject:
         return Transcript.start(torch.randn(self.layers.size, generator=self._generator(1)))
 
     def later(self) -> Transcript:
-        """A transcript after one round, such as an adaptive mechanism may read."""
+        """Make a transcript of one finished round, which an adaptive mechanism may read.
+
+        If the plan depends on private data, the result is the transcript before the first round.
+        """
         start = self.start
         if self.private_plan:
             return start
@@ -233,7 +237,7 @@ class Subject:
         )
 
     def plan(self, transcript: Transcript, updates: list[Tensor]) -> ReleasePlan:
-        """The round's plan for clients with these updates, which sound mechanisms never see."""
+        """Plan the round for clients with these updates, which sound mechanisms never see."""
         mechanism = self.method.mechanism
         if isinstance(mechanism, UsesPrivateSums) and (looks := mechanism.looks(len(self.layers))):
             gradients = torch.stack(updates)
@@ -244,7 +248,7 @@ class Subject:
             norms = np.stack([self.layers.norms(update).numpy() for update in updates])
             return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
         plan = self.method.plan(transcript)
-        # each client's own plan; the target comes last
+        # every client has its own plan; the target, whose plan is made here, comes last
         if isinstance(mechanism, UsesPrivateUpdates):
             plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
         return plan
@@ -252,7 +256,7 @@ class Subject:
     def world(
         self, transcript: Transcript, updates: list[Tensor], base: World | None = None
     ) -> World:
-        """A population with these updates; the target's update is the last.
+        """Build a population with these updates, of which the last is the target's.
 
         `base` is the same population without the target, if it is known.
 
@@ -271,8 +275,8 @@ class Subject:
         return World(plan, block.total)
 
     def add(self, block: BoundedSum, updates: list[Tensor]) -> None:
-        """Add raw updates to a sum under the plan for which it was made; gradients of examples form
-        one batch.
+        """Add raw updates to a sum, bounded by the sum's plan; gradients of examples form one
+        batch.
         """
         mechanism = self.method.mechanism
         if isinstance(mechanism, BoundsExamples):
@@ -285,15 +289,17 @@ class Subject:
 
     @staticmethod
     def _with_answers(update: Tensor, plan: ReleasePlan) -> Updates:
-        """An update with the largest answers to queries of data: a client could answer anything."""
+        """Attach very large answers to the queries about data, because a client could answer
+        anything.
+        """
         answer = math.copysign(_ANSWER, float(update.sum()))
         asked = [noisy for noisy in plan.queries if noisy.query.of_data]
         answers = {noisy.query.name: torch.full((1, noisy.size), answer) for noisy in asked}
         return AnsweredUpdates(update[None], answers) if answers else update
 
     def neighbours(self, transcript: Transcript) -> Iterator[tuple[World, World]]:
-        """Pairs of populations that differ in one client: with the target, and without it or with
-        another client.
+        """Yield pairs of populations that differ in one client: one with the target, the other
+        without the target or, under the replace-one relation, with another client in its place.
         """
         for others in self._populations():
             base = self.world(transcript, others)
@@ -309,16 +315,16 @@ class Subject:
                     yield self.world(transcript, [*others, target], base), base
 
     def multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Effective noise multiplier of every round, float64 [rounds], from the multiplier of a
-        first plan.
+        """Compute the effective noise multiplier of every round, float64 [rounds], from the
+        multiplier of the first round's plan.
         """
         costs = self.method.mechanism.costs(self.layers, self.facts.rounds)
         return plan.effective_multiplier * np.sqrt(costs[0] / costs)
 
     def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
-        """Multipliers of the releases that can contain one unit's data.
+        """Compute the effective multipliers of the releases that can contain one unit's data.
 
-        If a cap leaves some releases out, these are the costliest releases.
+        If a cap limits the number of such releases, the costliest releases are taken.
         """
         multipliers = self.multipliers(plan)
         return (
@@ -328,12 +334,14 @@ class Subject:
         )
 
     def reported_epsilon(self, plan: ReleasePlan, whole: bool = True) -> float:
-        """Reported epsilon: the proven epsilon, otherwise the claimed epsilon, otherwise `inf`.
+        """Compute the reported epsilon: the proven epsilon, otherwise the claimed epsilon,
+        otherwise `inf`.
 
         Args:
             plan: the first round's plan.
-            whole: whether to report all releases of a unit, with the run's sampling; otherwise one
-                release in which every client takes part.
+            whole: whether to report the epsilon of all releases that can contain a unit's data,
+                with the run's sampling; otherwise that of one release in which every client takes
+                part.
         """
         multipliers = self.charged_multipliers(plan) if whole else self.multipliers(plan)[:1]
         if not plan.protected:
@@ -354,8 +362,8 @@ class Subject:
         return torch.Generator().manual_seed(1000 * self.seed + number)
 
     def _reach(self) -> np.ndarray:
-        """Norm of each layer in an update that its bound clips; without bounds, a norm that
-        training can reach.
+        """Compute, for each layer, a norm that the layer's bound would clip; without a bound, a
+        norm that training can reach.
         """
         clip = np.full(len(self.layers), np.inf)
         if self.examples or not isinstance(self.method.mechanism, UsesPrivateNorms):
@@ -370,7 +378,9 @@ class Subject:
         return np.where(np.isfinite(clip), np.maximum(_ABOVE * clip, LEAST_CLIP), free)
 
     def _targets(self) -> Iterator[Tensor]:
-        """Updates of the target: in all layers, in one coordinate of each, in one layer only."""
+        """Yield updates of the target: one in all coordinates, one in a single coordinate of every
+        layer, and some in one layer only.
+        """
         reach, widths = self._reach(), self.layers.sizes
         spread = np.repeat(reach / np.sqrt(widths), widths)
         signs = torch.randint(0, 2, (self.layers.size,), generator=self._generator(3)) * 2.0 - 1.0
@@ -389,14 +399,16 @@ class Subject:
             yield self._alone(1, _CANARY * float(np.linalg.norm(reach) / _ABOVE))
 
     def _alone(self, layer: int, length: float) -> Tensor:
-        """An update of one layer, along its first coordinate."""
+        """Make an update of norm `length` along the first coordinate of one layer."""
         update = torch.zeros(self.layers.size)
         update[int(self.layers.offsets[layer])] = length
         return update
 
     def _populations(self) -> Iterator[list[Tensor]]:
-        """The other clients: similar clients, or two halves that differ in their first layer, so
-        that one client sets the medians.
+        """Yield populations of other clients: first similar clients, then two halves whose updates
+        differ in the first layer, so that the target alone decides where the medians lie.
+
+        If the unit is an example, a batch of examples with equal gradients follows.
         """
         reach, widths = self._reach() / _ABOVE, self.layers.sizes
         generator = self._generator(4)
@@ -412,8 +424,9 @@ class Subject:
             halves.append(update)
         yield halves
         if self.examples and len(widths) > 1:
-            # Examples that agree, with nearly all of their norm in the first layer. Weights from
-            # the batch then depend on one example with its norm in the second layer.
+            # Examples with equal gradients, nearly all of whose norm is in the first layer. Layer
+            # weights that are computed from the batch then depend on a single example whose norm is
+            # in the second layer.
             bound = float(np.linalg.norm(reach))
             agreed = self._alone(0, bound * math.cos(_ANGLE)) + self._alone(
                 1, bound * math.sin(_ANGLE)

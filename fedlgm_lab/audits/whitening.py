@@ -1,8 +1,8 @@
-"""The independent noise z behind noise that is correlated over rounds: z = C w, round by round or
-afterwards.
+"""Whitening of noise that is correlated over rounds: the independent noise z = C w, computed round
+by round or for a whole run.
 
 Under the plan the noise of round t is sigma_j w_t with C w = z and z independent N(0, 1).
-Multiplication of the releases by C gives a release with independent noise, in which a client that
+Multiplication of the releases by C gives releases with independent noise, to which a client that
 takes part in the rounds pi contributes C 1_pi times its bound (`privacy.whole_run`). C is lower
 triangular, so the first rounds can be whitened without the later rounds.
 """
@@ -19,7 +19,7 @@ from fedlgm_lab.audits.scores import Array, Flags
 
 
 def whiten(correlation: Correlation, rows: Array) -> Array:
-    """C applied to rows 0, 1, ... of a run, [T, ...].
+    """Multiply rows 0, 1, ... of a run by C, [T, ...].
 
     Example:
         >>> from fedlgm import correlation
@@ -31,16 +31,17 @@ def whiten(correlation: Correlation, rows: Array) -> Array:
 
 
 def whitenable(correlation: Correlation, seen: Flags) -> Flags:
-    """Rounds whose whitened row depends only on observed rounds, bool [T]."""
+    """Mark the rounds whose whitened row depends only on observed rounds, bool [T]."""
     reach = np.ones(len(correlation.coefficients[: len(seen)]))
     return np.convolve(~seen, reach)[: len(seen)] == 0
 
 
 class Whitening:
-    """Computes C w round by round, from the earlier vectors w (or the buffers).
+    """Computes C w round by round, from the earlier vectors w, or from buffers if C has such a
+    form.
 
     Args:
-        correlation: C.
+        correlation: the correlation of the noise, with its matrix C.
         size: number n of values per round.
     """
 
@@ -51,12 +52,12 @@ class Whitening:
         self._buffers = np.zeros((len(correlation.decays), size))
 
     def next(self, round: int, w: Array) -> Array:
-        """Whitened noise of a round (from 1).
+        """Whiten the noise of the next observed round.
 
         Args:
-            round: its number; skipped rounds count as not observed.
+            round: number of the round, from 1; skipped rounds count as not observed.
             w: the round's noise, [n]; NaN where it was not observed. Whitened values that depend on
-                these are also NaN.
+                unobserved noise are also NaN.
         """
         for _ in range(min(round - 1 - self._done, len(self._correlation.coefficients))):
             self._step(np.full(self._size, np.nan))

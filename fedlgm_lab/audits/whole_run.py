@@ -4,17 +4,17 @@ participation, or both.
 If the releases are as planned, the whitened release of round t along canary i consists of the
 canary's contribution (C s_i)_t times the bound, with s_i its signs over the rounds, and Gaussian
 noise of standard deviation 1 that is independent over rounds, layers and orthogonal directions. The
-audit uses one of two bounds on the noise:
+audit uses one of two bounds:
 
-* A bound over all rounds and canaries, as if each were a separate release. This bound is tight. It
-  is valid if whitening makes the noise white, which a check tests.
-* If that check fails, a bound over the canaries' sums. A canary's sum is taken along the canary's
-  whole effect on the run. This bound is the adversary's best test and valid for any Gaussian noise.
-  For a sound run it is used only if the check failed by chance, so it takes no share of the level.
+* A bound from the observations of every canary in every round, as if each round were a separate
+  release. This bound is tight. It is valid if whitening makes the noise white, which a check tests.
+* If that check fails, a bound from one sum per canary, along the canary's effect on all rounds.
+  This sum is the adversary's best test, and the bound is valid for any Gaussian noise. For a sound
+  run the bound is used only if the check fails by chance, so it needs no level of its own.
 
 Each is a lower bound on the signal-to-noise ratio over the planned ratio. The audit reports the
-epsilon of the run with its noise divided by this ratio. It assumes that participation and sampling
-follow the schema.
+epsilon of the run with its noise divided by the bound. The audit assumes that participation and
+sampling are as planned.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def audit_whole_run(
     confidence: float,
     per_layer: bool,
 ) -> AuditResult:
-    """Audit a run as one mechanism; see `one_run.audit_record`, and docs/how-to/audit.md for audits
-    of whole runs.
+    """Audit a run whose rounds are one mechanism.
+
+    See `one_run.audit_record` for the arguments, and docs/how-to/audit.md for audits of whole runs.
 
     Raises:
         ConfigError: there are fewer consecutive releases than whitening needs, or too few canaries.
@@ -87,16 +88,17 @@ def audit_whole_run(
 def run_epsilon(
     run: WholeRun, signals: Array, ratio: float, delta: float, *, quick: bool = False
 ) -> float:
-    """Epsilon of a run whose noise is the plan's noise divided by `ratio`, for a client in the
-    worst group.
+    """Compute the epsilon of a run whose noise is the plan's noise divided by `ratio`, for a client
+    in the group with the largest cost.
 
     Args:
         run: the run.
-        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last one
-            is then repeated).
-        ratio: signal-to-noise over the planned one.
-        delta: delta.
-        quick: compose sampled releases at a tenth of the cost, and subtract a thousandth.
+        signals: a client's bound in units of the noise z in each round, [T] or fewer (the last
+            value is then repeated).
+        ratio: signal-to-noise ratio over the planned ratio.
+        delta: delta of the epsilon.
+        quick: whether to compose sampled releases at a tenth of the cost, and to subtract a
+            thousandth.
 
     Example:
         >>> from fedlgm import correlation
@@ -132,7 +134,7 @@ def run_epsilon(
 
 
 def repeat_last(values: Array, rounds: int) -> Array:
-    """Figures of the first rounds [t] for all rounds [T]; the last one is repeated.
+    """Extend figures of the first rounds [t] to all rounds [T] by repeating the last figure.
 
     Example:
         >>> repeat_last(np.array([1.0, 2.0]), 4), repeat_last(np.array([1.0, 2.0]), 1)
@@ -147,12 +149,12 @@ class View:
 
     Attributes:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
-        planned: their means by the plan, [T, m, K].
+        planned: means of these sums under the plan, [T, m, K].
         orientation: sign of each canary's contributions, 0 for a canary that never takes part, [m].
-        shares: bound over noise scale, [T, K]; 0 where not released.
+        shares: bound over noise scale of each layer, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
-        energy: mean square of the whitened noise over the planned one, [T, K]; NaN where it was not
-            observed completely, as in the first rounds after a resumption.
+        energy: mean square of the whitened noise over the planned mean square, [T, K]; NaN where
+            the noise was not observed completely, as in the first rounds after a run was continued.
 
     Example:
         >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
@@ -178,7 +180,7 @@ class View:
 
     @classmethod
     def of(cls, record: CanaryRecord, run: WholeRun) -> View:
-        """The observations of a record, whitened over its rounds.
+        """Whiten the observations of a record over its rounds.
 
         Raises:
             ConfigError: there are fewer consecutive releases than whitening needs.
@@ -214,8 +216,8 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Lower bound on a layer's signal-to-noise ratio over the planned ratio; 0 if the layer was
-        never observed.
+        """Bound from below a layer's signal-to-noise ratio over the planned ratio; 0 if the layer
+        was never observed.
         """
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
@@ -227,7 +229,9 @@ class View:
         return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
-        """The same bound for all layers together, from every canary in every round."""
+        """Bound from below the signal-to-noise ratio of all layers together over the planned ratio,
+        from every canary in every round.
+        """
         weights = self._weights()
         at = weights.any(axis=1)
         seen, planned = (
@@ -238,19 +242,19 @@ class View:
 
     @property
     def sums(self) -> Array:
-        """For each canary that took part, [m] or fewer: the sum along its effect on the whole run, with
-        noise N(0, 1).
+        """Sum of the observations along each canary's effect on the whole run, with noise N(0, 1),
+        for the canaries that took part, [m] or fewer.
         """
         return np.sum(self.planned * self.seen, axis=(0, 2))[self._taking_part] / self.planned_sums
 
     @property
     def planned_sums(self) -> Array:
-        """Planned means of these sums."""
+        """Means of `sums` under the plan."""
         return np.sqrt(np.sum(self.planned**2, axis=(0, 2)))[self._taking_part]
 
     @property
     def signs(self) -> Array:
-        """Signs of the contributions, which make these sums positive."""
+        """Signs of the contributions of the canaries in `sums`; the sums have positive means."""
         return self.orientation[self._taking_part]
 
     @cached_property
@@ -258,7 +262,7 @@ class View:
         return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Lower bound on the signal-to-noise ratio of those sums over the planned ratio; 0 for too
+        """Bound from below the signal-to-noise ratio of `sums` over the planned ratio; 0 for too
         few canaries.
         """
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
@@ -267,15 +271,15 @@ class View:
         return 0.0 if degrees < 1 else noise_ratio(sums, planned, confidence, NoiseSeen(degrees))
 
     def _weights(self) -> Array:
-        """Weight of each layer in a round, [T, K]; zeros where nothing is known."""
+        """Compute the weight of each layer in a round, [T, K]; zeros where nothing is known."""
         weights = self.shares * self.known
         lengths = np.linalg.norm(weights, axis=1, keepdims=True)
         return np.divide(weights, lengths, out=np.zeros_like(weights), where=lengths > 0)
 
 
 def _noise_seen(energy: Array, weights: Array, sizes: Counts, canaries: int) -> NoiseSeen:
-    """The noise of the rounds in which the noise was observed completely. If there are no such
-    rounds, it is the noise of the canaries' sums.
+    """Describe the noise of the rounds in which it was observed completely; if there are no such
+    rounds, the noise in the canary-aligned sums.
     """
     complete = np.all((weights == 0) | ~np.isnan(energy), axis=1)
     if complete.any():

@@ -1,3 +1,3 @@
 """Advice on the mechanism for a model: scores from public examples, without a run and without
-budget.
+spending budget.
 """

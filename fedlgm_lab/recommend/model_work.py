@@ -1,5 +1,5 @@
-"""The amount of computation for advice, limited by operations, so that it is the same on every
-machine.
+"""The amount of computation for advice, limited by a number of operations, so that the advice is
+the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedlgm_lab.recommend.units import gradient_of
 from simulations.config.assembly import Assembly
 
 OPERATIONS = 3e11
-"""Floating-point operations of all passes together, which take some twenty seconds of one core."""
+"""Floating-point operations of all passes together; they take one core some twenty seconds."""
 PASSES = 120_000
 """Largest number of passes over an example for small models, for which arithmetic does not limit
 the speed."""
 STEPS = 512
 """Largest number of steps of a warm-up."""
 LEAST_PASSES = 1000
-"""Number of passes over an example below which no warm-up gets beyond chance."""
+"""Least number of passes over an example with which a warm-up gets beyond chance."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Work:
     Attributes:
         steps: number of steps of the warm-up.
         batch: number of examples of a step.
-        stage: passes over examples for the contributions of a stage.
+        stage: number of passes over an example for the contributions of a stage.
         held_out: number of examples on which losses are measured.
-        probes: number of random vectors for a trace.
+        probes: number of random vectors from which a Hessian's trace is estimated.
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Work:
 
     @classmethod
     def of(cls, assembly: Assembly) -> Work:
-        """The work for a recipe's model.
+        """Choose the amount of computation for a recipe's model.
 
         Raises:
             ConfigError: the model is so large that there are too few passes for a warm-up.
@@ -72,7 +72,9 @@ class Work:
         return cls(steps, batch, max(64, passes // 9), held_out, probes)
 
     def points(self, size: int) -> list[int]:
-        """Steps after which the loss is measured, about a fifth apart; fewer for large models."""
+        """List the steps after which the loss is measured: each step is 1.2 times the step before,
+        or twice that step for large models.
+        """
         ratio = 1.2 if size < 1_000_000 else 2.0
         points = {self.steps}
         while (last := min(points)) > 1:
@@ -80,8 +82,8 @@ class Work:
         return sorted(points)
 
     def batches(self, examples: int, first: int, last: int) -> list[Tensor]:
-        """Rows for the warm-up's steps from `first` up to `last`, in shuffled passes over the
-        examples.
+        """Choose the rows for the warm-up's steps from `first` up to `last`, in shuffled passes
+        over the examples.
         """
         per_pass = max(1, examples // self.batch)
         orders = [
@@ -97,7 +99,7 @@ class Work:
 
 
 def _operations(assembly: Assembly) -> float:
-    """Operations of one forward and backward pass over an example, as torch counts them."""
+    """Count the operations of one forward and backward pass over an example."""
     module, dataset = assembly.model.module(), assembly.data.dataset
     layers = LayerTable.from_module(module)
     rows = slice(2)

@@ -1,4 +1,4 @@
-"""Scores as bars."""
+"""Scores drawn as bars of text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _HALF = 12  # characters of a factor of four
 
 
 def bars(scores: Mapping[str, float]) -> list[str]:
-    """One line of text per rule: a bar to the left if the rule is worse than the flat rule,
-    otherwise to the right.
+    """Draw one line of text per rule: a bar to the left if the rule scores lower than the flat
+    rule, otherwise to the right.
 
     Example:
         >>> for line in bars({"gaussian": 1.0, "uniform": 2.0, "dimension-adjusted": 0.5}):

@@ -32,11 +32,11 @@ _HELD_OUT = (
 def public_examples(
     recipe: Recipe, task: Task, public: Any, outline: DataSet | None
 ) -> tuple[DataSet, str]:
-    """The examples that `public` names, shuffled and divided into two parts.
+    """Load the examples that `public` names, shuffled and divided into two parts.
 
     Args:
         recipe: the recipe.
-        task: its task.
+        task: the recipe's task.
         public: None for synthetic examples; "test" for the recipe's test examples, which every run
             evaluates without protection; the name of a data set, a `DataSet` or a mapping, whose
             training examples are public; or (x, y).
@@ -90,11 +90,11 @@ def public_examples(
 
 
 def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
-    """Shapes, classes, test examples and number of clients of data given as objects, without
-    training examples.
+    """Find shapes, classes, test examples and the number of clients of data that are given as
+    objects, without reading training examples.
 
     Args:
-        given: data as for `simulate`; None for a recipe's own.
+        given: data as for `simulate`; None for the data of a recipe.
 
     Raises:
         DataError: `given` is neither a data set nor a mapping with 'test'.
@@ -132,14 +132,14 @@ def outline_of(given: Any) -> tuple[DataSet | None, int | None]:
 
 
 def _number(clients: Any, users: Any) -> int | None:
-    """The public number of clients, or of users, that data name; None if the recipe gives it."""
+    """Count the clients, or the users, that data name; None if the recipe states the number."""
     if clients is not None:
         return len(clients)
     return None if users is None else len(np.unique(np.asarray(users)))
 
 
 def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
-    """Refuse "public" examples that are the private ones.
+    """Refuse "public" examples that are in fact the private examples.
 
     Args:
         recipe: the recipe, whose data are private if `private` is None.
@@ -147,7 +147,8 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
         public: as for `public_examples`.
 
     Raises:
-        DataError: they are the same set or objects, or parts of the same arrays.
+        DataError: the public and the private examples are the same set or objects, or parts of the
+            same arrays.
     """
     if isinstance(public, str):
         private_name = recipe.data.name
@@ -167,7 +168,7 @@ def refuse_private(recipe: Recipe, private: Any, public: Any) -> None:
 
 
 def _training(given: Any) -> list[Any]:
-    """Training inputs and targets, or the table that holds them."""
+    """List the training inputs and targets, or the table that holds both."""
     if isinstance(given, DataSet):
         given = given.held("train_x"), given.train_y
     elif isinstance(given, Mapping):
@@ -180,9 +181,9 @@ def _training(given: Any) -> list[Any]:
 
 
 def _share_memory(first: Any, second: Any) -> bool:
-    """Whether arrays or tensors share memory.
+    """Tell whether two arrays or tensors share memory.
 
-    The numbers are not read, so a copy is not noticed.
+    The numbers are not read, so a copy of private numbers is not noticed.
     """
     arrays = [
         each.numpy() if issubclass(type(each), torch.Tensor) else each for each in (first, second)
@@ -196,8 +197,8 @@ def _share_memory(first: Any, second: Any) -> bool:
 
 
 def examples_of(recipe: Recipe) -> int | None:
-    """Published number of training examples of a recipe's set; None if it is known only from
-    private data.
+    """Find the published number of training examples of a recipe's data set; None if the number is
+    known only from private data.
     """
     section = recipe.data
     if not _is_named(recipe):
@@ -213,15 +214,15 @@ def _is_named(recipe: Recipe) -> bool:
 
 
 def _test_part(recipe: Recipe) -> DataSet:
-    """The recipe's test examples, which every run evaluates without protection."""
+    """Load the recipe's test examples, which every run evaluates without protection."""
     section = recipe.data
     with prefix_key("public"):
         return data.only_test_examples(section.name, section.dir, **section.reading)
 
 
 def of_public(recipe: Recipe) -> Recipe:
-    """The recipe without the name and the folder of its data, so that objects made from it cannot
-    read them.
+    """Remove the name and the folder of the data from a recipe, so that objects that are made from
+    the recipe cannot read the data.
     """
     section = recipe.data
     scheme, options = section.partition, section.options
@@ -234,7 +235,7 @@ def of_public(recipe: Recipe) -> Recipe:
 
 
 def _split(dataset: DataSet) -> DataSet:
-    """A set's training examples, shuffled; every fourth becomes a test example."""
+    """Shuffle a set's training examples, of which every fourth becomes a test example."""
     count = len(dataset.train_y)
     if count < 4 * _HELD_OUT:
         raise DataError(f"public examples: there must be at least {4 * _HELD_OUT}, got {count}")
@@ -251,7 +252,7 @@ def _split(dataset: DataSet) -> DataSet:
 
 
 def _synthetic(like: DataSet, task: Task) -> DataSet:
-    """Learnable examples: noisy class means, or text of a random Markov chain."""
+    """Generate learnable examples: noisy class means, or text of a random Markov chain."""
     rng, first = np.random.default_rng(0), inputs.first(like.train_x)
     classes, count = like.classes, SYNTHETIC
     if (

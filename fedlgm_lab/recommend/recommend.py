@@ -36,11 +36,13 @@ from simulations.config.recipe import Recipe
 from simulations.figures import Figures
 
 RULES = tuple(rule for rule in allocation.names() if rule != "max-snr-sum")
-"""The scored allocations. max-snr-sum is not among them, because it releases only one layer and the
-score of a single round cannot judge that."""
+"""The scored allocation rules. max-snr-sum is not among them: it releases only one layer in a
+round, which the score of a single round cannot judge.
+"""
 STAGES = (0.3, 0.6, 0.9)
-"""Stages of the warm-up whose models are scored, as shares of its total decrease of the held-out
-loss."""
+"""Stages of the warm-up at which models are scored, as shares of the warm-up's total decrease of
+the held-out loss.
+"""
 _AT_CHANCE = 0.95  # a warm-up has to get below this share of the loss of a constant prediction
 
 
@@ -87,15 +89,15 @@ def recommend(
     """Score allocation rules on public examples, without reading a private example or spending
     budget.
 
-    A short warm-up trains the model on the public examples. At a few of its models each rule gets
-    the score
+    A short warm-up trains the model on the public examples. At a few stages of the warm-up, each
+    rule gets the score
 
         (-g . m)^2 / sum_l trace(H_l) (sigma_l / (q N))^2
 
     with g and H the gradient and Hessian of the public loss, m the mean bounded update, sigma_l the
     noise of layer l and q N the expected cohort. Scores are ratios to the score of the flat
-    Gaussian mechanism at the same bound. They assume that each rule has a server learning rate of
-    its own. docs/results/recommend.md compares predictions with runs.
+    Gaussian mechanism at the same bound. Scores assume that the server's learning rate is chosen
+    for each rule separately. docs/results/recommend.md compares predictions with runs.
 
     Args:
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
@@ -115,8 +117,8 @@ def recommend(
             be meant.
 
     Returns:
-        Scores, advice, and sizes, norms and suggested bounds of the layers. Repeated calls return
-        the same result.
+        The scores, the advice, and the layers' sizes, norms and suggested bounds. Repeated calls
+        return the same result.
 
     Raises:
         ConfigError: the mechanism has no noise, or the warm-up did not get beyond chance, so that
@@ -172,7 +174,7 @@ def recommend(
 
 
 def _methods(layers: LayerTable, facts: RunFacts, assembly: Assembly) -> dict[str, Method]:
-    """Every rule at the recipe's bound, the flat one first."""
+    """Build the method of every rule at the recipe's bound; the flat rule comes first."""
     bound = bound_of(assembly)
     if isinstance(assembly.model.mechanism, BoundsExamples):
         by_rule = {FLAT: mechanisms.get("dp-sgd", bound=bound)}
@@ -197,7 +199,7 @@ def _units(setting: Setting, work: Work) -> Units:
 def _stages(
     units: Units, methods: Mapping[str, Method], landscape: Landscape, work: Work
 ) -> tuple[list[StageRow], list[LayerAdvice]]:
-    """Scores during a warm-up, and figures of the layers over all of it."""
+    """Score the rules at stages of a warm-up, and summarise the layers over all stages."""
     rows: list[StageRow] = []
     norms: list[Tensor] = []
     traces = []
@@ -249,8 +251,8 @@ def _stages(
 def _warmed_up(
     units: Units, landscape: Landscape, work: Work
 ) -> tuple[float, list[tuple[int, Tensor, float]]]:
-    """Held-out loss of the initial model; then steps, model and loss at points of a warm-up without
-    noise.
+    """Warm up without noise; return the held-out loss of the initial model, and the steps, model
+    and loss at points of the warm-up.
     """
     model, done = units.assembly.model.initial(), 0
     start, path = landscape.metrics(model)["loss"], []
@@ -263,7 +265,7 @@ def _warmed_up(
 
 
 def _refuse_chance(dataset: DataSet, start: float, least: float) -> None:
-    """Refuse a warm-up that has not learned: scores on a plateau say nothing about later models."""
+    """Refuse a warm-up that is still at chance: scores there say nothing about later models."""
     constant = _constant_loss(dataset)
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:
@@ -276,7 +278,7 @@ def _refuse_chance(dataset: DataSet, start: float, least: float) -> None:
 
 
 def _constant_loss(dataset: DataSet) -> float:
-    """Loss of predicting the frequencies of the classes; infinite for other targets."""
+    """Compute the loss of predicting the frequencies of the classes; infinite without classes."""
     y = dataset.test_y
     if not np.issubdtype(y.dtype, np.integer) or dataset.classes is None:
         return math.inf

@@ -3,13 +3,13 @@ public data.
 
 A shadow model with the target's architecture is trained on one part of a public data set. One
 adversary per layer is trained on the layer's outputs for this part (members) and for the rest
-(non-members). Its error rate ER_l measures the layer's leakage; 0.5 means no leakage. These
-adversaries see only outputs. A further adversary uses the norm of an example's gradient in the
-layer. This gradient is the quantity that is bounded and noised. `layer_risk` takes no private data
-and no model trained on it.
+(non-members). Its error rate ER_l measures the layer's leakage; 0.5 means that the adversary only
+guesses. These adversaries see only outputs. A further adversary compares the norm of an example's
+gradient in the layer with a threshold; this gradient is the quantity that training bounds and adds
+noise to. `layer_risk` takes neither private data nor a model that was trained on private data.
 
-Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not give the adversary's
-layers.
+Source: LM-DP-SGD paper, Section 4.1 and Algorithm 2; the paper does not specify the adversary's
+network.
 
 >>> x, y = torch.linspace(-1, 1, 60)[:, None].expand(60, 4), torch.arange(60) // 30
 >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
@@ -40,15 +40,17 @@ from fedlgm.training.example_level.engine import ExampleGradients
 from fedlgm.training.example_level.scaling import FlatClip, Reweighted
 
 FEATURES = 256
-"""Largest number of values per example that an adversary sees. Larger outputs are projected at
-random."""
+"""Largest number of output values per example that an adversary sees. Larger outputs are projected
+at random to this number.
+"""
 _QUANTILES = torch.linspace(0.0, 1.0, 17)
-"""Quantiles of an example's output, which the adversary sees too, since outliers may be at any
-coordinate."""
+"""Quantiles of an example's output values that the adversary also sees, since an outlier may lie at
+any coordinate.
+"""
 LEAST = 40
 """Least number of public examples."""
-# number of times in a shadow model's training at which its gradients are measured, and number of
-# examples
+# number of times that a shadow model's gradients are measured during its training, and number of
+# examples on which they are measured
 _LOOKS, _LOOKED_AT = 5, 256
 
 
@@ -57,15 +59,15 @@ class LayerRisk:
     """Risk of one layer.
 
     Attributes:
-        layer: its name in the layer table.
-        training_error: error rate of the adversary on its training set, as in the paper; it is
-            biased low.
-        held_out_error: error rate on members and non-members that the adversary has not seen.
+        layer: name of the layer in the layer table.
+        training_error: error rate of the adversary on its training set, as in the paper; this
+            estimate is biased low.
+        held_out_error: error rate of the adversary on members and non-members that it has not seen.
         strength: mean of ||g_l|| / ||g|| over the gradients of public examples during the shadow
             model's training (see `fedlgm.planning.queries.LayerStrength`).
-        gradient_error: error rate, on examples that it has not seen, of a threshold on the norm of
-            an example's gradient in the layer; members have smaller norms, because the model fits
-            them.
+        gradient_error: error rate of an adversary that only compares the norm of an example's
+            gradient in the layer with a threshold, on examples that did not determine the
+            threshold; members have smaller norms, because the model fits them.
     """
 
     layer: str
@@ -77,15 +79,15 @@ class LayerRisk:
 
 @dataclass(frozen=True)
 class ShadowTraining:
-    """Training of the shadow model and the adversaries.
+    """Settings for the training of the shadow model and the adversaries.
 
     Attributes:
         members: share of the public set on which the shadow model is trained.
-        epochs: passes of the shadow model.
+        epochs: number of the shadow model's passes over its training examples.
         lr: learning rate of the shadow model (Adam).
-        batch_size: examples per step of shadow model and adversaries.
-        adversary_epochs: passes of the adversaries (Adam, learning rate 0.001, one hidden layer of
-            64).
+        batch_size: number of examples per step of the shadow model and of the adversaries.
+        adversary_epochs: number of an adversary's passes over its training examples (Adam, learning
+            rate 0.001, one hidden layer of 64 units).
 
     Raises:
         ConfigError: a number is outside its range.
@@ -116,10 +118,10 @@ def layer_risk(
     task: Any = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[LayerRisk]:
-    """Error rates of the layers of an architecture, in the order of its layer table.
+    """Measure the risk of every layer of an architecture, in the order of its layer table.
 
-    A layer without an output (parameters that another module uses) has no adversary, and its rates
-    are 0.5.
+    A layer without an output (parameters that another module uses) has no adversary that sees
+    outputs, and the two error rates of this adversary are 0.5.
 
     Args:
         shadow: a freshly initialised model of the target's architecture; it is trained in place on
@@ -128,8 +130,10 @@ def layer_risk(
         public_y: public targets [N, ...].
         keys: source of splits, batches and the adversaries' initial weights.
         training: settings of the shadow model and the adversaries.
-        task: a task, its name, or losses per example; None is classification.
-        progress: called with (done, total, description): passes of the shadow model, then layers.
+        task: a task, a task's name, or a function for the loss of each example; None stands for
+            classification.
+        progress: called with (done, total, description) after each pass of the shadow model, and
+            then after each layer.
 
     Raises:
         ConfigError: there are too few examples, settings are out of range, or the module has no
@@ -186,14 +190,15 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Error rate of a threshold on gradient norms, for each layer.
+    """Measure, for each layer, the error rate of telling members by a threshold on gradient norms.
 
-    The threshold is chosen on one half of the examples and applied to the other half.
+    The threshold is chosen on one half of the examples, and the error is measured on the other
+    half.
 
     Args:
         members: norms of members' gradients in each layer, [n, L].
-        others: norms of the gradients of the same number of non-members, [n, L].
-        stream: random stream of the split.
+        others: norms of the gradients of as many non-members, [n, L].
+        stream: random stream for the division into halves.
 
     Example:
         >>> members, others = torch.rand(100, 1), torch.rand(100, 1) + 0.9
@@ -217,13 +222,13 @@ def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) ->
 
 
 def _halves(count: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two random halves of the numbers below `count`."""
+    """Divide the numbers below `count` at random into two halves."""
     order = torch.randperm(count, generator=stream)
     return order[: count // 2], order[count // 2 :]
 
 
 def _norms(gradients: ExampleGradients, x: Tensor, y: Tensor, rows: Tensor) -> Tensor:
-    """Norms of single examples' gradients in each layer, [n, L]."""
+    """Compute the norm of each example's gradient in each layer, [n, L]."""
     return torch.cat(
         [gradients.sum(x[part], y[part], FlatClip(1.0)).norms for part in rows.split(_LOOKED_AT)]
     )
@@ -239,17 +244,18 @@ def layer_errors(
     training: ShadowTraining | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Error rates of one adversary per layer against a trained model, by layer: (training, held
-    out).
+    """Train one adversary per layer of a trained model; return its error rates (training, held
+    out), by layer.
 
     The adversary knows half of the members and half of the non-members; the held-out rate is its
-    error on the other half. This is the second part of Algorithm 2. If it is called with a private
-    model and its members, it is an attack on this model, and the result is private.
+    error on the other half. This is the second part of Algorithm 2. With a model that was trained
+    on private data, and with its members, the function is an attack on this model; the result is
+    then itself sensitive and must not be published.
 
     Args:
         module: the model.
         x: inputs [N, ...].
-        inside: rows of its training examples.
+        inside: rows of the model's training examples.
         outside: rows of other examples.
         keys: source of the adversaries' splits, batches, projections and initial weights.
         training: settings of the adversaries.
@@ -283,23 +289,24 @@ def public_bias_weights(
     clip: float,
     task: Any = None,
 ) -> np.ndarray:
-    """Layer weights that minimise the bias of reweighted clipping on public examples, float64 [L],
-    at least 0.
+    """Compute layer weights that minimise the bias of reweighted clipping on public examples,
+    float64 [L], at least 0.
 
     Let u_l be the mean of C_i g_il / ||g_il|| and grad_l the mean of g_il, both over the public
     examples. The weights minimise sum_l ||w_l u_l - grad_l||^2 subject to sum_l w_l^2 = 1; negative
-    weights are then set to 0. Passed as `strengths` of "lm-dp-sgd" without error rates, they are a
-    public form of the paper's weights for convergence.
+    weights are then set to 0. If these weights are passed as `strengths` of "lm-dp-sgd", without
+    error rates, they replace the paper's weights for convergence, which are computed from private
+    data.
 
     Args:
-        module: a model of the architecture, at weights independent of private data.
-        layers: its layers.
+        module: a model of the architecture, whose weights do not depend on private data.
+        layers: the model's layers.
         public_x: public inputs [n, ...].
         public_y: public targets [n, ...].
-        clip: C.
+        clip: clipping bound C.
         task: see `layer_risk`.
 
-    Source: LM-DP-SGD paper, Appendix D.2, which computes them from the private batch.
+    Source: LM-DP-SGD paper, Appendix D.2, which computes such weights from the private batch.
 
     Example:
         >>> x, y = torch.linspace(-1, 1, 20)[:, None], torch.arange(20) // 10
@@ -322,7 +329,7 @@ def public_bias_weights(
 def _representations(
     module: nn.Module, x: Tensor, rows: Tensor, keys: KeyRing
 ) -> dict[str, Tensor]:
-    """Standardised outputs of every layer with trained parameters, [n, features].
+    """Compute the standardised outputs of every layer with trained parameters, [n, features].
 
     If a layer is called several times, the outputs of all calls are concatenated.
     """
@@ -369,8 +376,8 @@ def _representations(
 def _errors(
     features: Tensor, members: Tensor, settings: ShadowTraining, stream: torch.Generator
 ) -> tuple[float, float]:
-    """Error rates of an adversary on its training examples, and on the same number of other
-    examples.
+    """Train an adversary on half of the examples, and measure its error rates on this half and on
+    the other half.
     """
     seen, unseen = _halves(len(members), stream)
     with fork_rng(int(torch.randint(2**62, (), generator=stream))):

@@ -1,1 +1,1 @@
-"""Studies: many runs side by side, and statistics of their figures."""
+"""Studies: runs of many settings, and statistics that compare their figures."""

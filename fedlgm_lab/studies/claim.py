@@ -1,4 +1,4 @@
-"""What a paper, or a page, says about a study's figures."""
+"""Claims that a paper, or a page, makes about a study's figures."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from simulations.runs.headline import is_share
 
 LEVEL_MARGIN = 0.01
-"""Differences of shares that count as level, unless a claim states its own: one point."""
+"""Largest difference of shares that counts as level if a claim has no margin: one percentage point.
+"""
 
 
 class Claim(BaseModel):
     """A statement about two methods, about one method at two values of a key, or about several
     methods.
 
-    It states the difference of the two figures, or the order of the several methods.
+    The claim is about the difference of two figures, or about the order of several methods.
 
     Attributes:
-        says: the statement, in one sentence.
-        paper: the paper's figures for the statement, and where the paper prints them; empty if the
-            paper does not make the statement.
+        says: the claim, in one sentence.
+        paper: the paper's figures for the claim, and where the paper prints them; empty if the
+            paper does not make the claim.
         a: label of a method.
         b: label of the method with which `a` is compared; not used with `along` or `then`.
         along: a key of the grid. `a` at the key's last value is compared with `a` at the first
             value.
-        then: a ranking: labels of the methods that follow `a`, in this order.
-        at: values of the grid's keys to which the statement is restricted.
+        then: for a ranking, labels of the methods that follow `a`, in this order.
+        at: values of the grid's keys to which the claim is restricted.
         metric: column of the frame; default: the task's headline.
         expect: expected order of `a`'s figures: "higher", "lower", "equal" or "not lower". "equal"
             means that the difference is within `margin`. "not lower" means that `a` is lower by
             less than `margin` (non-inferiority).
-        at_least: smallest difference that the statement claims, in the metric's unit; 0 if it
-            claims only a direction.
+        at_least: smallest difference that is claimed, in the metric's unit; 0 if only a direction
+            is claimed.
         margin: largest difference that counts as equal, as not lower or, for a direction, as level.
-            For a direction of a share, the default is one percentage point, or half of `effect` if
-            that is less. A direction of another metric has no default.
+            If the claim is about a direction and the metric is a share, the default is one
+            percentage point, or half of `effect` if that is less. Other metrics have no default.
         effect: difference a - b that the paper prints, in the metric's unit; the smallest
             difference if the paper prints several.
     """
@@ -81,7 +82,7 @@ class Claim(BaseModel):
 
     @property
     def directed(self) -> bool:
-        """Whether the claim is about a direction."""
+        """Whether the claim is about a direction, not about equality or non-inferiority."""
         return self.expect in ("higher", "lower")
 
     @property
@@ -90,8 +91,10 @@ class Claim(BaseModel):
         return [self.a, *(self.then or []), *([] if self.b is None else [self.b])]
 
     def level_margin(self, metric: str) -> float:
-        """Largest difference that counts as level, in the unit of a metric; 0 if none does. See
-        `margin`.
+        """Return the largest difference that counts as level, in the unit of a metric; 0 if none
+        does.
+
+        See `margin`.
         """
         if not self.directed or self.then is not None:
             return 0.0

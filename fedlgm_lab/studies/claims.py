@@ -1,4 +1,4 @@
-"""A paper's claims about a study's figures, tested on the study's runs."""
+"""Tests of a paper's claims on the figures of a study's runs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Checked(Difference):
             support the ranking least.
         says, paper, metric, expect, effect: see `Claim`.
         margin: largest difference that counts as equal, as not lower, or as level.
-        p_holm: p-value of the claim or of its contrary, adjusted for the number of the study's
-            claims.
+        p_holm: p-value of the test that decides whether the claim or its contrary holds, adjusted
+            for the number of the study's claims.
         outcome: see `check`.
-        needed: number of seeds that would decide the claim; None if it is not known.
+        needed: number of seeds that would decide an undecided claim; None if the claim is decided
+            or the number is not known.
         evidence: the figures of both sides, with their seeds.
     """
 
@@ -72,7 +73,7 @@ class Checked(Difference):
         return self.outcome
 
     def in_words(self) -> str:
-        """The difference in words, with shares in percentage points."""
+        """Describe the difference in words, with shares in percentage points."""
         if math.isnan(self.mean):
             return "no interval"
         scale, unit = self._unit()
@@ -83,7 +84,7 @@ class Checked(Difference):
         )
 
     def to_row(self) -> dict[str, Any]:
-        """The fields that files keep."""
+        """Return the fields that a study's file contains, which are all but the evidence."""
         return {name: value for name, value in vars(self).items() if name != "evidence"}
 
     def _unit(self) -> tuple[int, str]:
@@ -95,18 +96,18 @@ def check(
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
-    A direction is reproduced if the difference has this direction and differs from 0, or from
-    `at_least` if the claim has it. It is refuted if the difference is on the other side. Equality
-    is reproduced if the difference is within the margin, and refuted if the difference is beyond
-    it. "Not lower" is reproduced if the difference is above -margin, and refuted if the difference
-    is below it. A ranking is reproduced if all neighbours are in its order, and refuted if any two
-    are reversed. All of this is decided by p < 0.05, adjusted by Holm's method over the study's
-    claims.
+    A claim of a direction is reproduced if the difference lies in this direction from 0 (or from
+    `at_least`, if the claim has that value), and refuted if the difference lies on the other side.
+    Equality is reproduced if the difference is within the margin, and refuted if the difference is
+    beyond the margin. "Not lower" is reproduced if the difference is above -margin, and refuted if
+    the difference is below -margin. A ranking is reproduced if all neighbours are in the claimed
+    order, and refuted if any two neighbours are in the opposite order. Each of these outcomes needs
+    p < 0.05, adjusted by Holm's method over the study's claims.
 
-    A direction that is not decided may be "level": the difference is within the claim's margin. Or
-    it has "effect excluded": the difference falls short of the paper's. Both outcomes need p <
-    0.05, adjusted in the same way. A claim has "seeds left out" if a run of one side diverged or
-    failed.
+    If neither outcome is decided, a claim of a direction may be "level" (the difference is within
+    the claim's margin), or the outcome may be "effect excluded" (the difference falls short of the
+    paper's). These outcomes also need p < 0.05, adjusted in the same way. The outcome is "seeds
+    left out" if some seed lacks a figure of one side, because a run diverged or failed.
 
     Args:
         claims: the study's claims.
@@ -148,12 +149,14 @@ def check(
 
 
 def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
-    """The claims at the paper's settings, with the outcome "fragile" where tuned settings give
-    another outcome: no conclusion may rest on such a claim.
+    """Mark claims as "fragile" that have another outcome at tuned settings than at the paper's
+    settings.
+
+    No conclusion may rest on a fragile claim.
 
     Args:
         paper: the claims at the paper's settings.
-        tuned: the same claims, with settings searched alike for every method.
+        tuned: the same claims, at settings for which every method was searched in the same way.
 
     Example:
         >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)
@@ -168,7 +171,7 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 
 
 def count_once(checked: Sequence[Checked]) -> list[Checked]:
-    """The claims, except claims for which another claim has all of their runs.
+    """Leave out claims whose runs are all among the runs of another claim.
 
     A paper's table and figure can have runs in common; a claim about the table and the figure
     counts once.
@@ -194,8 +197,8 @@ def count_once(checked: Sequence[Checked]) -> list[Checked]:
 def _figures(
     claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
 ) -> tuple[list[list[tuple[Any, float, float]]], bool]:
-    """(seed, figure of one side, figure of the other side) of every cell that both sides have, in
-    one list for each step of a ranking. The flag says whether every seed has both figures.
+    """Collect (seed, figure of one side, figure of the other side) of every cell that both sides
+    have, in one list for each step of a ranking; and tell whether every seed has both figures.
     """
     subset = frames.at(frame, claim.at)
     steps: list[Sides] = [("method", claim.a, claim.b)]

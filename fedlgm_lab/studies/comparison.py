@@ -23,7 +23,7 @@ from simulations.summaries.terminal import number
 from simulations.tables import table
 
 LAST = 5
-"""Number of evaluated rounds at a run's end whose mean is its figure, as in the papers."""
+"""Number of evaluated rounds at a run's end whose mean is the run's figure, as in the papers."""
 
 _OF_A_CELL = ("delta", "guarantee", "guarantee_status", "noise_reproducible")
 _NOISES = {"noise_scale": "noise scale", "model_noise": "noise of the model"}
@@ -36,11 +36,12 @@ _NAMES = {
 
 
 def summarise(found: Study) -> Row:
-    """Figures of a finished comparison.
+    """Compute the figures of a finished comparison.
 
-    A run's headline metric is its mean over the last `LAST` evaluated rounds. `noise_scale` sums
-    the norms of the noise in the rounds' means; `model_noise` is the noise in the last model (see
-    the function). Methods are compared as in `Study.difference`.
+    A run's figure is the mean of the headline metric over the last `LAST` evaluated rounds.
+    `noise_scale` sums the norms of the noise in the rounds' means; `model_noise` is the norm of the
+    noise in the last model (see `fedlgm_lab.studies.noise.model_noise`). Methods are compared as in
+    `Study.difference`.
 
     Args:
         found: the runs (see `fedlgm_lab.studies.jobs.jobs`).
@@ -52,7 +53,7 @@ def summarise(found: Study) -> Row:
 
     Raises:
         RunError: no run is finished.
-        LedgerError: a run's ledger does not verify.
+        LedgerError: the verification of a run's ledger fails.
     """
     frame = _figures(found)
     done = frame[frame["status"] == "finished"]
@@ -77,7 +78,7 @@ def summarise(found: Study) -> Row:
 
 
 def _figures(study: Study) -> DataFrame:
-    """The study's frame with the figures of a comparison."""
+    """Extend the study's frame by the figures of a comparison."""
     frame = study.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():
@@ -96,7 +97,7 @@ def _figures(study: Study) -> DataFrame:
 
 
 def _leads(study: Study, done: DataFrame, first: str, other: str) -> list[Row]:
-    """Differences between two methods, in the cells for which both methods have two seeds."""
+    """Compute the differences between two methods in the cells with at least two seeds of both."""
     leads = []
     for cell in frames.cells_of(done, study.compared_keys, {}):
         for metric in (study.headline, *_NOISES, "claimed_epsilon"):
@@ -115,8 +116,8 @@ def _rename_columns(rows: Sequence[Row]) -> list[Row]:
 
 
 def tables(summary: Row) -> Group:
-    """Accuracy, noise and privacy of every cell, the first method's lead, and the explanatory
-    sentences.
+    """Lay out the accuracy, noise and privacy of every cell, the first method's lead over the other
+    methods, and explanatory sentences.
     """
     cells, score = summary["cells"], summary["headline"]
     columns = (
@@ -191,12 +192,12 @@ def _names(row: Row) -> list[str]:
 
 
 def budget(row: Row) -> str:
-    """A row's budget as text."""
+    """Format a row's budget."""
     return "-" if row["epsilon_budget"] is None else f"{row['epsilon_budget']:g}"
 
 
 def _mean_and_std(cell: Row, name: str) -> str:
-    """Mean and standard deviation. A single run has no standard deviation."""
+    """Format mean and standard deviation; for a single run, only its figure."""
     spread = f" ± {format_metric(name, cell[f'{name}_std'])}" if cell["seeds"] > 1 else ""
     return f"{format_metric(name, cell[name])}{spread}"
 

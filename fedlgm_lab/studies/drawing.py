@@ -96,7 +96,7 @@ def draw(
             continue
         by_tick = {tick: frames.at(rows, {over: tick})[y].to_numpy(dtype=float) for tick in ticks}
         by_tick = {tick: figures for tick, figures in by_tick.items() if len(figures)}
-        # no value of the key changes this method's figures, such as a budget without privacy
+        # the key has no effect on this method's figures, as a budget has none without privacy
         if not by_tick:
             axes.axhline(rows[y].mean(), color=f"C{index}", linestyle=":", label=label)
             continue
@@ -138,16 +138,15 @@ def _values(frame: DataFrame, key: str) -> list[Any]:
 
 
 def _method(key: str) -> str:
-    """The column that a key stands for: both columns of a mechanism hold its label."""
+    """Return the column for a key: "mechanism" and "method" both hold the mechanism's label."""
     return "method" if key == "mechanism" else key
 
 
 def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
-    """One row per seed and value of the keys: the mean over the pooled settings.
+    """Average over the pooled settings, with one row per seed and combination of the keys' values.
 
-    Only the seeds with the largest number of these settings have rows.
-
-    The settings of one seed are not independent, so they count as one figure of an interval.
+    Only the seeds with the largest number of pooled settings have rows. The settings of one seed
+    are not independent, so an interval counts their mean as one figure.
     """
     if not pooled or rows.empty:
         return rows
@@ -162,7 +161,7 @@ def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -
 
 
 def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:
-    """Bounds of the spread of figures. They are the mean itself if there are fewer than two
+    """Compute the bounds of the spread of figures; both are the mean if there are fewer than two
     figures.
     """
     mean = float(values.mean())

@@ -54,21 +54,21 @@ class StudyFile(BaseModel):
         title: title in one line.
         paper: the table or figure that it reproduces, such as "002, Table 3".
         data: required data, and where to get them; empty for bundled data.
-        recipe: bundled name or path.
-        seeds: repetitions.
+        recipe: name of a bundled recipe, or path of a recipe file.
+        seeds: number of repetitions of each combination.
         grid, search, search_seeds: see `simulations.study`.
         tune: values that --tuned searches for every method, to test whether the claims also hold at
             searched settings.
         set: changes of the recipe for all runs.
-        quick: further changes, for a short trial.
+        quick: further changes of the recipe, for a short trial.
         claims: the paper's claims.
         x: key over which the picture is drawn, or "round" (see `Study.plot`).
         y: metric of the picture (see `Study.plot`).
         metrics: columns of the table (see `Study.table`).
 
     In a file, `extends` names a bundled study that supplies the values which the file lacks. A
-    section of the file replaces the whole section. The claim of a file may name a key of the grid
-    as `each`: it stands for one claim for each of the key's values.
+    section of the file replaces the whole section of the bundled study. A claim in a file may name
+    a key of the grid as `each`; the claim then stands for one claim for each of the key's values.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -98,7 +98,7 @@ class StudyFile(BaseModel):
 
 
 def _spread(claim: Any, grid: Mapping[str, Any]) -> list[Any]:
-    """One claim for each value of the grid's key that the claim names as `each`."""
+    """Make one claim for each value of the grid's key that a claim names as `each`."""
     if not isinstance(claim, Mapping) or "each" not in claim:
         return [claim]
     rest = dict(claim)
@@ -138,12 +138,12 @@ class Paper(BaseModel):
 
     Attributes:
         name: short name of the paper's subject.
-        title: its title.
-        authors: its authors.
-        arxiv: its number on arXiv.
-        mechanisms: its mechanisms.
-        recipes: bundled recipes of its settings.
-        figures, tables: number of its figures and tables.
+        title: title of the paper.
+        authors: authors of the paper.
+        arxiv: number of the paper on arXiv.
+        mechanisms: names of the paper's mechanisms.
+        recipes: bundled recipes with the paper's settings. figures, tables: numbers of the paper's
+        figures and tables.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -159,7 +159,7 @@ class Paper(BaseModel):
 
 
 def papers() -> dict[str, Paper]:
-    """The papers, by the number that begins the names of their studies.
+    """Load the papers, by the number with which the names of their studies begin.
 
     Example:
         >>> papers()["004"].mechanisms[0]
@@ -170,7 +170,7 @@ def papers() -> dict[str, Paper]:
 
 
 def elsewhere() -> dict[str, Elsewhere]:
-    """The papers' tables and figures that are not studies, by name.
+    """Load the papers' tables and figures that no study makes, by name.
 
     Example:
         >>> print(elsewhere()["003-table-3"])
@@ -181,8 +181,8 @@ def elsewhere() -> dict[str, Elsewhere]:
 
 
 def maker_of(name: str | None) -> str | None:
-    """The maker of that name, or the maker of the paper's table or figure of that name. None if a
-    grid of runs makes the table or figure, or if nothing makes it.
+    """Find the maker with a name, or the maker of the paper's table or figure with this name; None
+    if a grid of runs makes the table or figure, or if nothing does.
 
     Example:
         >>> maker_of("003-table-3")
@@ -194,7 +194,7 @@ def maker_of(name: str | None) -> str | None:
 
 
 def names() -> tuple[str, ...]:
-    """Bundled studies.
+    """List the names of the bundled studies.
 
     Example:
         >>> "004-table-2" in names()
@@ -205,11 +205,11 @@ def names() -> tuple[str, ...]:
 
 
 def load(study: str) -> StudyFile:
-    """A bundled study, or one in a file.
+    """Load a bundled study, or a study from a file.
 
     Raises:
-        ConfigError: there is no such study, the file is not TOML, it names nothing to run, or it
-            has an unknown key.
+        ConfigError: there is no such study, or the file is not TOML, names nothing to run, or has
+            an unknown key.
 
     Example:
         >>> load("004-table-2").recipe
@@ -238,7 +238,7 @@ def load(study: str) -> StudyFile:
 
 
 def _locate(path: Path, base: str) -> Path:
-    """The file of the bundled study that a file extends."""
+    """Find the file of the bundled study that a file extends."""
     if base not in names():
         raise ConfigError(
             f"{path}: `extends` names no bundled study; {alternatives(base, names())}"
@@ -253,7 +253,8 @@ def requested_study(
     overrides: Iterable[str],
     quick: bool = False,
 ) -> StudyFile:
-    """The study that a command names: a bundled one, one in a file, or a recipe with a grid.
+    """Make the study that a command names: a bundled study, a study in a file, or a recipe with a
+    grid.
 
     Args:
         name: name of the study, or of a recipe if there is a grid.
@@ -306,7 +307,7 @@ def requested_study(
 
 
 def _is_study(path: Path) -> bool:
-    """Whether a file holds a study and not a recipe. A recipe has neither a grid nor claims."""
+    """Tell whether a file holds a study and not a recipe, which has neither a grid nor claims."""
     try:
         return bool({"grid", "claims"} & tomllib.loads(path.read_text(encoding="utf-8")).keys())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Figures of a study's runs as pandas frames, and as LaTeX."""
+"""The figures of a study's runs as pandas frames and as LaTeX tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 def runs(
     jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str
 ) -> pd.DataFrame:
-    """One row per run, in the order of the jobs."""
+    """Build a frame with one row per run, in the order of the jobs."""
     rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
     names = [
         name
@@ -72,8 +72,8 @@ def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> pd.DataFrame
 
 
 def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
-    """One row per cell, with n, mean, interval and standard deviation of the metrics, and the
-    largest epsilons.
+    """Build a frame with one row per cell: the number n of finished runs, the mean, interval and
+    standard deviation of each metric, and the largest epsilons.
     """
     rows = []
     for cell in cells_of(frame, keys, {}):
@@ -93,7 +93,7 @@ def cells(frame: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> p
 
 
 def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> str:
-    """A table of `cells` in LaTeX, for the package booktabs."""
+    """Format a table of `cells` in LaTeX, for the package booktabs."""
     shown = [
         key
         for key in keys
@@ -120,8 +120,8 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
 def cells_of(
     frame: pd.DataFrame, keys: Sequence[str], values: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Each combination of the values of some columns once, in order; the values of a mapping are
-    fixed.
+    """List the combinations of the columns' values, each once and in order, among the rows that
+    have the values of a mapping.
     """
     cells: dict[tuple[str, ...], dict[str, Any]] = {}
     for _, row in at(frame, values).iterrows():
@@ -131,12 +131,12 @@ def cells_of(
 
 
 def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
-    """The values of a column, each once, in order."""
+    """List the values of a column, each once and in order."""
     return [cell[key] for cell in cells_of(frame, [key], {})]
 
 
 def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows that have these values."""
+    """Select the rows that have these values."""
     chosen = np.ones(len(frame), dtype=bool)
     for key, value in values.items():
         name = name_of(value)
@@ -145,7 +145,7 @@ def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def metrics_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Names of the metrics among the columns of `runs`."""
+    """List the metrics among the columns of `runs`."""
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
 
 
@@ -156,7 +156,7 @@ def require_finished(frame: pd.DataFrame) -> None:
         frame: a study's runs.
 
     Raises:
-        RunError: no run is finished; the message has the reason of the first run.
+        RunError: no run is finished; the message gives the reason why the first run is not.
     """
     if len(frame) and not (frame["status"] == "finished").any():
         raise RunError(f"no run of the study is finished: {frame['reason'].iloc[0]}")
@@ -181,10 +181,11 @@ def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """A finished run's metrics. Metrics that were not measured in the run are measured on its final
-    model.
+    """Read a finished run's metrics, and measure on its final model those that the run did not
+    measure.
 
-    The names that `own.evaluate` returns are unknown before its call, so it is called again.
+    The names that `own.evaluate` returns are unknown before the call, so `own.evaluate` is called
+    again even if the run called it.
     """
     folder = RunFolder.open(path)
     result = folder.result()
@@ -248,8 +249,8 @@ def _cell(value: Any) -> Any:
 
 
 def name_of(value: Any) -> str:
-    """Equal names for equal values, regardless of their type in the frame; None and NaN have the
-    same name.
+    """Name a value so that equal values have equal names, whatever their type in the frame; None
+    and NaN have the same name.
     """
     if is_missing(value):
         return "\0"  # no text has this name, not even "none"
@@ -261,7 +262,7 @@ def name_of(value: Any) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a frame's value is None or NaN, as for a key that does not affect a method."""
+    """Tell whether a frame's value is None or NaN, as it is if a key does not affect a method."""
     return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
 
 
@@ -272,12 +273,12 @@ def _short(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a frame's value is a number, not a Boolean."""
+    """Tell whether a frame's value is a number and not a Boolean."""
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
 def _mean_and_interval(row: Any, name: str) -> str:
-    """Mean and half the interval: shares in percent."""
+    """Format the mean and half the width of the interval, with shares in percent."""
     if not np.isfinite(row[name]):
         return "--"
     share = is_share(name)
@@ -291,8 +292,8 @@ def _mean_and_interval(row: Any, name: str) -> str:
 
 
 def share_found(row: Mapping[str, Any]) -> str:
-    """The share of units that an attack with 1 % false alarms finds at most, in words; "--" for
-    files of earlier studies.
+    """Format the largest share of units that an attack with 1 % false alarms can find; "--" for
+    files of earlier studies, which lack this share.
     """
     share = row.get("attack_tpr")
     return "--" if is_missing(share) else percent(float(share))  # type: ignore[arg-type]

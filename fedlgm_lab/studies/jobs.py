@@ -38,21 +38,21 @@ _NO_AXIS = ("name", "title", *_NAMING, "run.seed", "model.seed")
 _PLAIN_NAME = re.compile(r"[^\w.+=-]+")
 _LONGEST = 100
 MODEL = "model"
-"""The grid's key of models (see `fedlgm_lab.studies.networks`)."""
+"""The key under which a grid lists models (see `fedlgm_lab.studies.networks`)."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a set.
+    """One run of a study.
 
     Attributes:
-        method: label of its mechanism.
+        method: label of the run's mechanism.
         repetition: number of the repetition, from 0.
         recipe: complete recipe of the run, or the study's own recipe if the run is refused.
         folder: name of the run's folder.
-        point: its values of the grid's keys.
-        own: its Python objects.
-        refused: reason why the run cannot be started; empty if it can.
+        point: the run's values of the grid's keys.
+        own: the run's Python objects.
+        refused: reason why the run cannot be started; empty if the run can be started.
     """
 
     method: str
@@ -72,18 +72,19 @@ def jobs(
     epsilons: Sequence[float] = (),
     partitions: Sequence[str] = (),
 ) -> list[Job]:
-    """The runs of a comparison, that is, of a study of methods, budgets and partitions. The runs of
-    the first method come first.
+    """List the runs of a comparison, which is a study of methods, budgets and partitions.
+
+    The runs of the first method come first.
 
     Args:
         recipe: bundled name or path; its mechanism section gives options to every method that has
             them.
         methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the
             recipe's own mechanism with plain ones (see `fedlgm_lab.studies.methods.usual`).
-        seeds: repetitions of each method. With a seed in the recipe a run's keys are derived from
-            it and from all settings of the run; without one they come from the operating system.
+        seeds: repetitions of each method. If the recipe has a seed, a run's keys are derived from
+            this seed and from all settings of the run; otherwise from the operating system.
             Repetitions of all methods start from the same initial models, which are public.
-        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one of them.
+        overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one method.
             Keys of [mechanism] reach the methods that have such an option.
         epsilons: budgets; the recipe's own if empty.
         partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it
@@ -124,13 +125,14 @@ def grid_jobs(
     overrides: Overrides = (),
     own: Own = Own(),  # noqa: B008  (frozen)
 ) -> list[Job]:
-    """The runs of a study, one for every combination of a grid's values. The runs of the first
-    mechanism come first.
+    """List the runs of a study: every combination of a grid's values, repeated with every seed.
+
+    The runs of the first mechanism come first.
 
     Args:
         base: the recipe, without the options that `overrides` gives to all mechanisms of the grid.
-        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without "mechanism"
-            and "model" the recipe's own are used.
+        grid: {"mechanism": entries, "model": entries, any recipe key: values}; without the key
+            "mechanism" or "model", the recipe's mechanism or model is used.
         seeds: numbers of the repetitions.
         overrides: {"mechanism.option": value}, for every mechanism of the grid that has the option.
         own: objects of all runs.
@@ -184,10 +186,9 @@ def plan_jobs(
     labelled: bool = True,
     networks: Mapping[str, Network] = MappingProxyType({}),
 ) -> list[Job]:
-    """One job for every combination of a method, a value on each axis and a repetition.
+    """Make a job for every combination of a method, a value on each axis and a repetition.
 
-    For a run that the recipe's rules refuse there is a job with the reason, unless all runs are
-    refused.
+    If the recipe's rules refuse a run, its job states the reason, unless all runs are refused.
 
     Args:
         base: the recipe of all runs.
@@ -211,7 +212,7 @@ def plan_jobs(
             raise ConfigError(
                 f"--set {key}: none of {', '.join(option_names)} has the option {option}"
             )
-    # A value that is given twice would only double the number of seeds of its cell.
+    # A value that is given twice would only repeat the same runs.
     distinct = {
         key: [v for i, v in enumerate(values) if v not in values[:i]]
         for key, values in axes.items()
@@ -248,12 +249,12 @@ def plan_jobs(
 def derived_seed(
     seed: int, raw: dict[str, Any], repetition: int, own: Mapping[str, str] | None = None
 ) -> int:
-    """Seed of one run of a set, different for every mechanism, option, budget, partition and
+    """Derive the seed of one run, which differs for every mechanism, option, budget, partition and
     repetition.
 
     Args:
         seed: the recipe's seed.
-        raw: the run's plain values.
+        raw: the plain values of the run's recipe.
         repetition: number of the repetition.
         own: hashes of objects that the plain values name.
     """
@@ -275,7 +276,7 @@ def _with_recipe(
     own: Own,
     networks: Mapping[str, Network],
 ) -> Job:
-    """The job with its own recipe, made from the study's, and with its objects."""
+    """Complete a job by its recipe, which is made from the study's recipe, and by its objects."""
     base = job.recipe
     raw = _raw(
         base,
@@ -301,9 +302,7 @@ def _with_recipe(
 
 
 def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The base recipe with another mechanism, and with those of its options that this mechanism
-    has.
-    """
+    """Give the base recipe another mechanism, together with the options that this mechanism has."""
     raw = base.plain_values()
     if method.mechanism is not None:
         Own(mechanism=method.mechanism).into(raw)
@@ -322,7 +321,7 @@ def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, 
 
 
 def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
-    """Name of a run's folder, the same in every study that the run is part of."""
+    """Name a run's folder; the name is the same in every study that contains the run."""
     words = [method.label]
     for key, value in point.items():
         if value is not None:
@@ -339,7 +338,7 @@ def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
 
 
 def _means(key: str, method: Method, option_names: Mapping[str, set[str]]) -> bool:
-    """Whether a key of the grid affects a method."""
+    """Tell whether a key of the grid affects a method."""
     if key in ("privacy.epsilon", "privacy.noise_multiplier"):
         return method.private
     return (
@@ -355,7 +354,9 @@ def _key(text: str) -> str:
 def _sorted_overrides(
     methods: Sequence[str], overrides: Iterable[str]
 ) -> tuple[list[str], list[str], dict[str, list[str]]]:
-    """Overrides for all runs, for the mechanism sections of all methods, and for single methods."""
+    """Sort overrides into those for all runs, for all methods' mechanism sections, and for one
+    method.
+    """
     common: list[str] = []
     mechanism: list[str] = []
     by_method: dict[str, list[str]] = {method: [] for method in methods}

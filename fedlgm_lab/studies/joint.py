@@ -18,12 +18,12 @@ from simulations.summaries.terminal import number
 
 
 def together(done: Sequence[Job], out: Path) -> JointCost:
-    """The joint cost of all runs of a folder, by composition over all releases from the data.
+    """Compute the joint cost of all runs in a folder, by composition over all releases.
 
-    Runs of earlier grids and searches in the folder count too. A run's participant with the largest
-    cost represents all of its participants, and the events of all runs are composed. There is no
-    joint figure for releases with different units, relations or divisions of the data, or for runs
-    that were stopped early because of their results.
+    Runs of earlier grids and searches in the folder are included. A run's participant with the
+    largest cost represents all of its participants, and the events of all runs are composed. There
+    is no joint epsilon if the runs differ in the unit, the relation or the division of the data, or
+    if a run was stopped early because of its results.
     """
     # a refused run has no folder and has released nothing
     runs = {out / job.folder: job.recipe for job in done if (out / job.folder).exists()}
@@ -69,7 +69,7 @@ def together(done: Sequence[Job], out: Path) -> JointCost:
 
 
 def sentence(cost: JointCost) -> str:
-    """The cost of publishing all cells together, in a sentence."""
+    """State the cost of publishing all runs together, in a sentence."""
     if cost["epsilon_protected"] is None:
         return f"published together, the runs have no joint epsilon: {cost['why']}"
     said = f"published together, {cost['runs_protected']} runs cost epsilon {number(cost['epsilon_protected'])}"

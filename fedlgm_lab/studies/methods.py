@@ -27,7 +27,7 @@ FORMS = {
     "model": "an entry of grid['model'] must be a name, 'package.module:Class', a module, a class "
     "or function that makes one, or (label, one of these[, {option: value}])",
 }
-"""Entries of a grid's lists of objects, by its key."""
+"""Accepted forms of an entry of a grid's list of mechanisms or models, by the grid's key."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Method:
     """One entry of a study's mechanisms.
 
     Attributes:
-        label: label in tables.
+        label: label of the entry in tables.
         name: name of the mechanism.
-        variant: "sound", "published", or "" if not given.
+        variant: "sound", "published", or "" if the entry states none.
         changes: changes of the recipe by key; a key may be a mechanism option or any other key.
         mechanism: the object, if one was passed.
     """
@@ -50,7 +50,7 @@ class Method:
 
     @classmethod
     def of(cls, entry: Any) -> Method:
-        """The method for an entry.
+        """Parse an entry of a grid's mechanisms.
 
         Raises:
             ConfigError: the entry is malformed, or a mechanism, variant or option is unknown.
@@ -96,15 +96,15 @@ class Method:
 
     @property
     def private(self) -> bool:
-        """Whether a budget affects the method."""
+        """Whether the method adds noise, so that a budget affects it."""
         if self.mechanism is not None:
             return not isinstance(self.mechanism, NoPrivacy)
         return mechanisms.is_private(self.name)
 
 
 def parse_entry(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any]]:
-    """Label, object or name, and options of an entry: a study file's table, a tuple, or an object
-    without a label.
+    """Divide an entry into its label, its object or name, and its options; the entry is a table of
+    a study's file, a tuple, or an object or name without a label.
 
     Args:
         entry: an entry of the grid's `key`.
@@ -134,7 +134,7 @@ def parse_entry(entry: Any, key: str) -> tuple[str | None, Any, Mapping[str, Any
 
 
 def methods_of(entries: Iterable[Any]) -> list[Method]:
-    """The methods of a study, each under its own label.
+    """Parse the mechanisms of a study, whose labels must differ.
 
     Raises:
         ConfigError: two entries have the same label; or as in `Method.of`.
@@ -152,7 +152,7 @@ def methods_of(entries: Iterable[Any]) -> list[Method]:
 
 
 def _build(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
-    """An object of a user's class, named after the class if it needs a name."""
+    """Make a mechanism of a user's class, named after the class if the class gives it no name."""
     unnamed = (
         next(field for field in dataclasses.fields(kind) if field.name == "name").default
         is dataclasses.MISSING
@@ -164,7 +164,7 @@ def _build(kind: type[Mechanism], values: Mapping[str, Any]) -> Mechanism:
 
 
 def options(method: str) -> tuple[str, ...]:
-    """Names of the options that a method has.
+    """List the options of a mechanism, which may be named with a variant.
 
     Raises:
         ConfigError: the mechanism or variant is unknown.
@@ -174,7 +174,7 @@ def options(method: str) -> tuple[str, ...]:
 
 
 def usual(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe's own mechanism, then the plain ones of its unit.
+    """List the recipe's mechanism, then the plain mechanisms for the recipe's unit.
 
     >>> from simulations.config import recipe as recipes
     >>> usual(recipes.load("digits")), usual(recipes.load("dp-sgd-digits"))
@@ -185,7 +185,7 @@ def usual(recipe: Recipe) -> tuple[str, ...]:
 
 
 def own_name(recipe: Recipe) -> str:
-    """The recipe's own mechanism, as a method."""
+    """Name the recipe's mechanism, with its variant unless the variant is "sound"."""
     return _label(recipe.mechanism.name, recipe.mechanism.variant)
 
 

@@ -22,9 +22,9 @@ class Network:
     """One entry of a study's models.
 
     Attributes:
-        label: label in tables.
+        label: label of the entry in tables.
         what: bundled or dotted name, or an object as in `simulations.simulate(model=...)`.
-        options: options of a named model.
+        options: options of the model if `what` is a name.
     """
 
     label: str
@@ -33,7 +33,7 @@ class Network:
 
     @classmethod
     def of(cls, entry: Any) -> Network:
-        """The model for an entry.
+        """Parse an entry of a grid's models.
 
         Raises:
             ConfigError: the entry is malformed, or a name or option is unknown.
@@ -60,8 +60,8 @@ class Network:
         return cls(label or object_name(what).strip("<>"), what)
 
     def into(self, raw: dict[str, Any], own: Own) -> Own:
-        """Replace the [model] section of a recipe's plain values, except its seed, and return the
-        run's objects.
+        """Write the model into the [model] section of a recipe's plain values, whose seed stays,
+        and return the run's objects.
         """
         seed = {key: value for key, value in raw["model"].items() if key == "seed"}
         if isinstance(self.what, str):
@@ -72,7 +72,7 @@ class Network:
 
 
 def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
-    """The models of a study by label.
+    """Parse the models of a study, by label.
 
     Raises:
         ConfigError: two entries have the same label; or as in `Network.of`.
@@ -89,9 +89,9 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
 
 
 def first_of_huggingface(entries: Iterable[Any]) -> Any:
-    """The first of a study's models if all are Hugging Face models; else None.
+    """Return the first of a study's models if all of them are Hugging Face models; otherwise None.
 
-    Runs of Hugging Face models have a default recipe of their own.
+    Studies of Hugging Face models have another default recipe.
 
     Example:
         >>> first_of_huggingface(["mlp", "cnn"]) is None
@@ -102,7 +102,7 @@ def first_of_huggingface(entries: Iterable[Any]) -> Any:
 
 
 def task_of(entries: Iterable[Any]) -> str | None:
-    """The task that the models' classes imply, as `fedlgm.training.models.task_of`.
+    """Find the task that the models' classes imply (see `fedlgm.training.models.task_of`).
 
     Raises:
         ConfigError: the models have different tasks, whose figures cannot be compared.

@@ -13,11 +13,11 @@ from simulations.summaries.rounds import layer_norms, noise_so_far, stored_sigma
 
 
 def model_noise(folder: RunFolder, rows: Sequence[RoundRow]) -> np.ndarray:
-    """Root mean square l2 norm of the noise in the model after each round, without the server's
-    learning rate, [T].
+    """Compute the root mean square of the l2 norm of the noise in the model after each round, for a
+    server learning rate of 1, [T].
 
-    The squares of independent rounds' noise add up. Correlated noise cancels within each layer, as
-    far as the layer's noise scale stays the same.
+    If the noise of the rounds is independent, the squared norms add up. Correlated noise cancels
+    within each layer, as far as the layer's noise scale stays the same.
 
     Args:
         folder: folder of the run.

@@ -1,4 +1,6 @@
-"""One run of a study: started, continued or read, in a folder that later studies recognise."""
+"""One run of a study, which is started, continued or read, in a folder that later studies
+recognise.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Ended:
 
     Attributes:
         why: reason why the run has no figures; None if it is finished.
-        refused: reason why the run could not be started.
+        refused: error because of which the run could not be started; None if it was started.
     """
 
     why: str | None = None
@@ -31,7 +33,7 @@ class Ended:
 
 
 def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = None) -> Ended:
-    """Complete one run; arguments and errors as in `run`.
+    """Complete one run; `running.run` explains the arguments and the further errors.
 
     Raises:
         ConfigError: the folder holds a run with other settings or objects.
@@ -74,7 +76,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
             f"{error}; choose another folder for this study, or read the finished runs with "
             f"Study.read({str(out)!r})"
         ) from error
-    # the set ends: it is incomplete without this run, or no further run can be completed
+    # the study ends, because the run's spending is unknown or because files cannot be written
     except (LedgerError, DiskError):
         raise
     except FedlgmError as error:
@@ -83,8 +85,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
-    """Whether a stored run is the requested one; an "auto" may have been resolved when it
-    started.
+    """Tell whether a stored recipe is the requested recipe; where the request says "auto", the
+    stored value may be the one that was chosen when the run started.
     """
     settled_at_start = (
         ("training", "vectorize"),

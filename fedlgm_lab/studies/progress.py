@@ -1,4 +1,4 @@
-"""One line of progress over a set of runs, with the remaining time."""
+"""A line that shows the progress of a study's runs and the remaining time."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Line:
         self._count(job, row["round"], figures)
 
     def on_end(self, job: Job) -> None:
-        """Count an ended run."""
+        """Count a run that has ended."""
         self._ended.add(job.folder)
         self._count(job, job.recipe.federation.rounds, job.folder)
         self._bar.refresh()
 
     def close(self, summary: bool = True) -> None:
-        """End the line, with the number of ended runs or, after a mistake, without it."""
+        """End the line, and write the number of ended runs unless `summary` is False."""
         self._bar.close()
         if summary and self._shown:
             self._stream.write(f"study: {self._runs()}\n")

@@ -1,4 +1,4 @@
-"""Sources of a study's figures: its run folders, or the file that the command keeps."""
+"""The figures of a study, from its run folders or from its file `study.json`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Searched:
     """A finished search.
 
     Attributes:
-        search: the tried values.
-        jobs: its runs.
-        shifted: runs at the values next to the chosen ones, by step.
+        search: the values that were tried.
+        jobs: the runs of the search.
+        shifted: final runs at the values next to the chosen values, by step.
     """
 
     search: Search
@@ -43,7 +43,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class Records:
-    """Figures of a study, from its runs or from the file that the command keeps.
+    """The figures of a study, from its runs or from its file `study.json`.
 
     Attributes:
         keys: key columns of the cells.
@@ -76,13 +76,13 @@ class Records:
         failed: Mapping[str, str] | None = None,
         before: Searched | None = None,
     ) -> Records:
-        """Figures of runs that have ended.
+        """Collect the figures of runs that have ended.
 
         Args:
             folder: folder of the run folders.
             jobs: the runs.
             failed: reasons why runs have no figures, by name of their folder.
-            before: the preceding search.
+            before: the search that preceded these runs, if there was one.
         """
         task = Assembly(jobs[0].recipe, jobs[0].own).data.task
         keys = list(dict.fromkeys(["method", *(key for job in jobs for key in job.point)]))
@@ -116,7 +116,7 @@ class Records:
 
     @classmethod
     def read(cls, path: Path | str) -> Records:
-        """The records of a file.
+        """Read the figures from a file.
 
         Raises:
             ConfigError: the file does not exist, or is of another kind.
@@ -135,7 +135,7 @@ class Records:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Records:
-        """The records from which `plain_values` made these values."""
+        """Rebuild the figures that `plain_values` converted to these values."""
         searched = values.get("searched", ())
         return cls(
             values["keys"],
@@ -153,7 +153,9 @@ class Records:
 def _search_table(
     search: Search, runs: pd.DataFrame, chosen: Sequence[Job], keys: Sequence[str], headline: str
 ) -> pd.DataFrame:
-    """Table of a search's cells, with the chosen cells and the edges at which cells lie."""
+    """Make a table of a search's cells, which marks the chosen cells and the keys at whose lowest
+    or highest value a cell lies.
+    """
     table = frames.cells(runs, keys, [headline])
     names = {
         (job.method, *(frames.name_of(job.point.get(key)) for key in keys[1:])) for job in chosen
@@ -165,12 +167,12 @@ def _search_table(
 
 
 def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]:
-    """Plain values from which `Records.of_values` makes the same figures.
+    """Convert figures to values that JSON can hold, which `Records.of_values` reads.
 
     Args:
         records: a study's records.
-        rounds: columns of the rounds to keep in addition to the keys; only rounds with these
-            figures are kept.
+        rounds: columns of the rounds to include in addition to the keys; rounds without these
+            figures are left out.
     """
     values: dict[str, Any] = {
         "keys": list(records.keys),
@@ -197,7 +199,7 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Context of every block of code that writes a study's files.
+    """Turn the errors of a block of code that writes a study's files into errors with a remedy.
 
     Raises:
         RunError: the system refuses a file.
@@ -214,7 +216,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a frame as plain values; missing values are None."""
+    """Convert the rows of a frame to plain values; missing values become None."""
     return [
         {key: None if value != value else value for key, value in row.items()}  # NaN
         for row in frame.astype(object).to_dict(orient="records")
@@ -222,7 +224,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows as a frame; lists become tuples, as in the frame of the runs."""
+    """Make a frame of rows; lists become tuples, as in the frame of the runs."""
     return pd.DataFrame(
         [
             {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

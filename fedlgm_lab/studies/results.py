@@ -21,7 +21,7 @@ from fedlgm_lab.studies.study_rows import JointCost
 from simulations.runs import strict_json
 
 Sides = tuple[str, Any, Any]
-"""Compared sides: a key, and two of its values."""
+"""The two compared sides: a key, and two of the key's values."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,14 +30,16 @@ class StudyDifference(Difference):
 
     Attributes:
         mean, low, high, p, seeds: statistics of the seeds' differences (see `Difference`). A seed's
-            difference is the difference between the two methods' means over the cells that both
-            have. Only the seeds with the most such cells count; NaN if there is only one such seed.
+            difference is the difference between the two methods' means over the cells for which
+            both methods have a figure. Only the seeds with the most such cells count; NaN if there
+            is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high (NaN for fewer than two seeds), p,
             `p_holm` (adjusted for the number of cells), seeds, `left_out` (number of further seeds
             for which a run diverged or failed), the proven epsilon of both sides, and `claimed`.
             `claimed` is true if `p_holm` is below 0.05 and no seed is left out (runs that diverge
             are not a random sample). After a search, the difference must also have the same sign
-            and p below 0.05 with both methods one step lower and with both one step higher.
+            and p below 0.05 if the searched value of both methods is one step lower, and if it is
+            one step higher.
 
     Example:
         >>> import pandas as pd
@@ -79,8 +81,8 @@ class Study:
         ['uniform', 'uniform', 'gaussian', 'gaussian']
 
     Args:
-        folder: folder of the run folders, or of the kept file.
-        found: source of the figures.
+        folder: folder of the run folders, or the file `study.json` from which the study was read.
+        found: the figures.
     """
 
     def __init__(self, folder: Path, found: Records) -> None:
@@ -88,13 +90,13 @@ class Study:
 
     @classmethod
     def read(cls, path: Path | str) -> Study:
-        """The study of a kept file, for its tables, pictures and tests without the runs.
+        """Read a study from its file, for tables, pictures and tests without the runs.
 
         Args:
             path: a `study.json`, or the folder that holds it.
 
         Raises:
-            ConfigError: the file is of another kind.
+            ConfigError: the folder has no `study.json`, or the file is of another kind.
         """
         file = path_of("path", path)
         if file.is_dir():
@@ -113,8 +115,8 @@ class Study:
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values compared methods share, without keys of a search, which each method
-        chooses for itself.
+        """Keys whose values are equal for compared methods; this excludes the keys of a search,
+        whose values are chosen for each method separately.
         """
         return [
             key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)
@@ -135,7 +137,7 @@ class Study:
         return self.records.runs
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per run, with the method, the grid's keys and all figures.
+        """Return a frame with one row per run: the method, the grid's keys and all figures.
 
         The figures are seed, status and reason, epsilon proven, claimed and audited, `attack_tpr`
         (the largest share of units that an attack with 1 % false alarms finds), the guarantee's
@@ -145,7 +147,8 @@ class Study:
         return self._frame.copy()
 
     def history(self) -> pd.DataFrame:
-        """One row per run and round: the keys, seed, round, and the round's public figures.
+        """Return a frame with one row per run and round: keys, seed, round and the round's public
+        figures.
 
         Raises:
             ConfigError: the study's file holds no rounds.
@@ -158,8 +161,8 @@ class Study:
         return self.records.rounds
 
     def table(self, metrics: str | Sequence[str] | None = None) -> pd.DataFrame:
-        """One row per cell: the keys, n, then mean, 95 % Student interval and standard deviation of
-        each metric.
+        """Return a frame with one row per cell: the keys, the number n of finished runs, then the
+        mean, the 95 % Student interval and the standard deviation of each metric.
 
         Args:
             metrics: a name, or a list of names; default: the task's headline and the requested
@@ -170,15 +173,15 @@ class Study:
     def to_latex(
         self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None
     ) -> str:
-        """The table for a paper (package booktabs): mean and half the 95 % interval, epsilon with
-        its guarantee.
+        """Format the table for a paper (package booktabs): mean and half the width of the 95 %
+        interval of each metric, and epsilon with its guarantee.
 
         Args:
             path: file to write as well.
             metrics: see `table`.
 
         Raises:
-            ConfigError: an unknown metric, or another kind of file.
+            ConfigError: a metric is unknown, or the file's name does not end in .tex.
             RunError: the file cannot be written.
         """
         if path is not None and path_of("path", path).suffix != ".tex":
@@ -202,8 +205,8 @@ class Study:
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
     ) -> Figure:
-        """A metric over a key of the grid, or over the rounds, as the mean over the seeds with its
-        spread.
+        """Draw a metric over a key of the grid, or over the rounds: the mean over the seeds, with
+        the spread.
 
         Args:
             path: PNG, SVG or PDF to write.
@@ -233,7 +236,7 @@ class Study:
         """Write the study's tables and picture into its folder; returns their names as text.
 
         Args:
-            content: values of its `study.json`.
+            content: values of the study's `study.json`.
             metrics: metrics of the LaTeX table, see `table`.
             x: horizontal axis of the picture, see `plot`.
             y: metric of the picture, see `plot`.
@@ -259,8 +262,8 @@ class Study:
         at: Mapping[str, Any] | None = None,
         by: str | None = None,
     ) -> StudyDifference:
-        """Difference between the figures of two methods, models, or values of another key, paired
-        by seed.
+        """Compute the difference between the figures of two methods, two models, or two values of
+        another key, paired by seed.
 
         Args:
             a: label of a method or model, or a value of another key of the grid.
@@ -294,8 +297,8 @@ class Study:
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:
-        """The first key that has both values. If there is none, the first key with several values,
-        which a message lists.
+        """Find the first key that has both values; if no key has, the first key with several
+        values, which the caller's message then lists.
         """
         by_key = {
             key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)
@@ -409,9 +412,7 @@ def _differences(
 
 
 def left_out(frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame) -> int:
-    """Number of a cell's seeds for which one side has no figure. It is 0 if one side has no runs in
-    the cell.
-    """
+    """Count a cell's seeds for which one side has no figure; 0 if a side has no runs there."""
     by, *values = sides
     seeds = [{*frames.at(frame, {by: value, **cell})["seed"]} for value in values]
     return len(set.union(*seeds) - {*both.index}) if all(seeds) else 0
@@ -424,8 +425,8 @@ def _same_sign(actual: Difference, wanted: Difference) -> bool:
 def pair_seeds(
     frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
 ) -> tuple[pd.DataFrame, list[float]]:
-    """Figures "a" and "b" of both sides in a cell, for the seeds that both have, and their proven
-    epsilons.
+    """Collect the figures "a" and "b" of both sides in a cell, for the seeds for which both sides
+    have a figure, and the largest proven epsilon of each side.
     """
     if metric not in frame:  # a frame without runs
         return pd.DataFrame(columns=["a", "b"]), []

@@ -30,7 +30,7 @@ def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tu
     Args:
         todo: the runs.
         out: folder of the run folders.
-        workers: processes; each trains on one thread.
+        workers: number of processes, each of which trains on one thread.
     """
     from joblib import Parallel, delayed, parallel_config
 
@@ -46,13 +46,14 @@ def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tu
 
 
 def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[Job, Ended]]:
-    """Yield each run with its outcome, from a Ray cluster with one run per CPU; "local" starts one
-    on this machine.
+    """Yield each run with its outcome, from a Ray cluster with one run per CPU; the address "local"
+    starts a cluster on this machine.
 
     Args:
         todo: the runs.
         out: folder of the run folders, on storage that the cluster's machines share.
-        address: "auto" for the cluster of this machine, or "host:port".
+        address: "auto" for a cluster that runs on this machine, "host:port" for another cluster, or
+            "local".
 
     Raises:
         RunError: there is no such cluster.

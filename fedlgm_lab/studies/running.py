@@ -5,8 +5,8 @@ Every run has a separate folder. If a set is started again with the same argumen
 are read, an interrupted run is continued, and the remaining runs are started.
 
 No two runs share noise, because a reader of two models with the same noise at different scales
-could subtract it. Without a seed every run has keys from the operating system; with a seed its keys
-are derived from the seed and all settings of the run.
+could subtract it. Without a seed, a run's noise keys come from the operating system; with a seed,
+they are derived from the seed and all settings of the run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ def run(
     workers: int | str = 1,
     on_end: OnEnd | None = None,
 ) -> dict[str, str]:
-    """Complete every run of a set. A failed run does not stop the other runs, unless files cannot
+    """Complete every run of a set.
+
+    A failed run does not stop the other runs, unless the run's spending is unknown or files cannot
     be written.
 
     If the set is started again, a diverged run is not repeated. A run that failed in another way,
     or that was refused, is repeated.
 
     Args:
-        todo: the set.
+        todo: the runs of the set.
         out: folder of the run folders.
-        engine: engine that trains if the runs are done one after another in this process.
+        engine: engine that trains if the runs are completed one after another in this process.
         on_row: called with each round's metrics row. This includes the rows of finished runs, but
             not those of runs in other processes.
         workers: number of processes that take one run each; or the address of a Ray cluster, on

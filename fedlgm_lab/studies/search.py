@@ -21,11 +21,11 @@ Shift = tuple[str, int]
 
 @dataclass(frozen=True)
 class Search:
-    """Values by recipe key to try for every method and cell of a grid.
+    """The values, by recipe key, that a search tries for every method and cell of a grid.
 
     Attributes:
         axes: values by key, in ascending order if they are numbers.
-        seeds: repetitions of each value.
+        seeds: number of repetitions of each value.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -33,7 +33,7 @@ class Search:
 
     @classmethod
     def of(cls, search: Any, seeds: int, grid: Mapping[str, Any]) -> Search:
-        """The search of a study.
+        """Check and order the values of a study's search.
 
         Raises:
             ConfigError: the values are not lists of different values, a key belongs to the grid, or
@@ -66,23 +66,25 @@ class Search:
         return range(FIRST_SEED, FIRST_SEED + self.seeds)
 
     def at(self, point: Mapping[str, Any]) -> Point:
-        """A run's point in the search."""
+        """Return a run's values of the searched keys."""
         return tuple(point[key] for key in self.axes)
 
     def best(self, scores: Mapping[Point, float], better: str) -> Point | None:
-        """The point with the best mean figure, or the first of several equal ones; NaN is
-        ignored.
+        """Find the point with the best mean figure, or the first of several equally good points;
+        points whose figure is NaN are ignored, and the result is None if no other point is left.
         """
         valid = {point: score for point, score in scores.items() if not math.isnan(score)}
         sign = 1 if better == "higher" else -1
         return max(valid, key=lambda point: sign * valid[point]) if valid else None
 
     def shifts(self) -> list[Shift]:
-        """Steps to the neighbouring values."""
+        """List the steps to the neighbouring values of each key."""
         return [(key, step) for key in self.axes for step in (-1, 1)]
 
     def neighbour(self, point: Point, shift: Shift) -> Point | None:
-        """The point one step away; None beyond an edge."""
+        """Return the point one step away; None if the step leads beyond the lowest or highest
+        value.
+        """
         place = list(self.axes).index(shift[0])
         values = list(self.axes[shift[0]])
         index = values.index(point[place]) + shift[1]
@@ -93,7 +95,7 @@ class Search:
         )
 
     def edges(self, point: Point) -> list[str]:
-        """Keys for which the point has the lowest or highest value."""
+        """List the keys of which the point has the lowest or highest value."""
         return [
             key
             for key, value in zip(self.axes, point, strict=True)

@@ -1,5 +1,5 @@
-"""The statistics of every comparison: intervals and tests over seeds, paired by seed, with Holm's
-correction.
+"""The statistics of every comparison: intervals and tests of figures that are paired by seed, with
+Holm's correction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlgm.errors import ConfigError
 LEVEL = 0.05
 """Level of every test."""
 MOST_SEEDS = 1000
-"""Largest number of seeds that is named as enough to decide a claim."""
+"""Largest number of seeds up to which the number that would decide a claim is computed."""
 _ROUNDING = 1e-12
 """Largest relative difference of two float64 figures that counts as rounding."""
 
@@ -46,9 +46,9 @@ class Difference:
 def difference(a: Any, b: Any) -> Difference:
     """Paired difference a - b over seeds: mean, 95 % interval and p-value.
 
-    Runs of one seed share their start and the division of the data, so they are paired. Rounds of
-    one run depend on each other, so each run counts as one figure, which is its mean. The test is
-    Student's t over the differences of these figures.
+    Runs of one seed share the initial model and the division of the data, so they are paired.
+    Rounds of one run depend on each other, so each run counts as one figure, the mean over its
+    rounds. The test is Student's t over the differences of these figures.
 
     Args:
         a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
@@ -89,7 +89,7 @@ def difference(a: Any, b: Any) -> Difference:
     first, second = (side.reshape(len(side), -1).mean(axis=1) for side in (first, second))
     pairs = first - second
     pairs[np.abs(pairs) <= _ROUNDING * np.maximum(np.abs(first), np.abs(second))] = (
-        0.0  # the same figure twice
+        0.0  # equal up to rounding
     )
     mean = float(pairs.mean())
     if _equal(pairs):
@@ -127,10 +127,10 @@ def p_at(tested: Difference, value: float) -> float:
 def seeds_to_reject(
     tested: Difference, values: Sequence[float], level: float = LEVEL
 ) -> int | None:
-    """The least number of seeds that would reject every value of a list for a difference.
+    """Compute the least number of seeds with which a test would reject every value of a list.
 
-    The mean and deviation of the difference are assumed to stay as they are. The result is None for
-    more than `MOST_SEEDS`.
+    The mean and the standard deviation of the difference are assumed to stay as they are. The
+    result is None if more than `MOST_SEEDS` seeds would be needed.
 
     Args:
         tested: a difference, not NaN.
@@ -163,7 +163,7 @@ def _standard_error(tested: Difference) -> float:
 
 
 def _equal(values: np.ndarray) -> bool:
-    """Whether all figures are equal, up to rounding."""
+    """Tell whether all figures are equal, up to rounding."""
     return bool(np.ptp(values) <= _ROUNDING * np.abs(values).max())
 
 

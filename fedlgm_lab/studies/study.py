@@ -1,4 +1,4 @@
-"""Studies from Python, which run a grid in one call."""
+"""The function `study`, which runs a grid of settings from Python in one call."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ def study(
     progress: bool = True,
     **options: Any,
 ) -> Study:
-    """Run every combination of a grid several times. A repeated call with the same folder makes the
-    missing runs.
+    """Run every combination of a grid several times.
+
+    A repeated call with the same folder makes only the missing runs.
 
     Runs of one seed start from the same initial model and share the division of the data, so
     methods are compared run by run. No two runs share their noise.
@@ -79,7 +80,8 @@ def study(
         metrics: see `simulations.simulate`.
         evaluate: see `simulations.simulate`.
         search: {recipe key: values}. Each method and cell takes the best of these values, chosen on
-            separate seeds. The final runs are made at the best values and at neighbouring ones.
+            separate seeds. The final runs are made at the best values and at the values next to
+            them.
         search_seeds: repetitions of each value of the search, at least 3.
         progress: whether to show a line of progress.
         options: unknown arguments. They are refused, and the message names the recipe key that may
@@ -139,7 +141,7 @@ def study(
 
 
 def _save(folder: Path, records: Records) -> Study:
-    """The study, after its figures are written into its folder for `Study.read`."""
+    """Write the figures of a study into its folder, for `Study.read`, and return the study."""
     with writing(folder):
         strict_json.write(folder / FILE, plain_values(records, [records.headline]), indent=1)
     return Study(folder, records)
@@ -151,7 +153,7 @@ def base_of(
     given: Mapping[str, Any],
     overrides: Overrides,
 ) -> tuple[Recipe, Own, dict[str, Any]]:
-    """The recipe and the objects of all runs, and the options that only some of the grid's
+    """Find the recipe and the objects of all runs, and the options that only some of the grid's
     mechanisms may have.
 
     Args:
@@ -184,7 +186,7 @@ def base_of(
 def complete(
     todo: Sequence[Job], out: Path, workers: int | str, progress: bool, engine: str = "local"
 ) -> dict[str, str]:
-    """Complete every run with a line of progress (see `running.run`)."""
+    """Complete every run, and show a line of progress (see `running.run`)."""
     line, summary = Line(todo, progress), True
     try:
         return running.run(todo, out, engine, line.on_row, workers=workers, on_end=line.on_end)
@@ -202,7 +204,7 @@ def _choose_finals(
     out: Path,
     failed: Mapping[str, str],
 ) -> tuple[list[Job], dict[Shift, list[Job]]]:
-    """Final runs at each cell's best values, and at the values one step away."""
+    """Choose the final runs at each cell's best values, and those at the values one step away."""
     task = Assembly(trials[0].recipe, trials[0].own).data.task
     scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:

@@ -1,4 +1,4 @@
-"""Outcomes of claims: the tests of each form of claim, with Holm's correction over a study.
+"""Decisions about claims: the tests of each form of claim, with Holm's correction over a study.
 
 A study has three families of tests: tests of what the claims say, tests of levels, and tests of the
 papers' effects. Each family is corrected over all claims of the study. Each kind of outcome is
@@ -44,13 +44,13 @@ class Case:
 
     @property
     def sign(self) -> int:
-        """1 if the claim's difference is positive, else -1."""
+        """-1 if the claim expects `a` to be lower; otherwise 1."""
         return -1 if self.claim.expect == "lower" else 1
 
     @property
     def shown(self) -> Difference:
-        """The difference that decides. In a ranking, it is the difference between the two
-        neighbours that support the ranking least.
+        """The claim's difference; in a ranking, the difference between the two neighbours that
+        support the ranking least.
         """
         return min(self.differences, key=lambda tested: self.sign * tested.mean)
 
@@ -70,10 +70,12 @@ class Case:
         return self.sign * self.shown.mean > self.sign * self.bounds[0]
 
     def p(self) -> float:
-        """p-value of the claim, if the estimate supports it, or of its contrary.
+        """Compute the p-value for the claim, if the estimate supports the claim, or for its
+        contrary.
 
-        Equality needs both bounds rejected. A ranking needs the bounds of all its steps rejected. A
-        ranking is refuted by any reversed step, so p is then corrected for their number.
+        Equality holds only if both bounds are rejected, and a ranking only if the bounds of all its
+        steps are rejected. One reversed step refutes a ranking, so that p-value is corrected for
+        the number of steps.
         """
         if self.claim.expect == "equal" and not self.supported:
             return p_at(self.shown, math.copysign(self.claim.margin, self.shown.mean))
@@ -88,21 +90,24 @@ class Case:
         return min(1.0, len(self.differences) * min(p_at(tested, end) for tested in reversed_steps))
 
     def p_level(self) -> float:
-        """p-value of a difference beyond the margin of levels."""
+        """Compute the p-value of a difference that is not within the margin of levels."""
         if not self.margin or abs(self.shown.mean) >= self.margin:
             return 1.0
         return max(p_at(self.shown, end) for end in (-self.margin, self.margin))
 
     def p_effect(self) -> float:
-        """p-value of the paper's effect, if the estimate falls short of this effect."""
+        """Compute the p-value of the paper's effect, if the estimate falls short of it; otherwise
+        1.
+        """
         effect = self.claim.effect
         if effect is None or self.sign * (effect - self.shown.mean) <= 0:
             return 1.0
         return p_at(self.shown, effect)
 
     def seeds_needed(self, claims: int) -> int | None:
-        """The least number of seeds that would decide an undecided claim, at the strictest step of
-        Holm's method; None for more than `statistics.MOST_SEEDS`, or without runs.
+        """Compute the least number of seeds that would decide an undecided claim, at the strictest
+        step of Holm's method; None if there are no runs, or for more than `statistics.MOST_SEEDS`
+        seeds.
 
         Args:
             claims: number of the study's claims.
@@ -131,7 +136,8 @@ class Verdict:
 
     Attributes:
         outcome: the outcome.
-        p_holm: p of the claim or its contrary, adjusted for the study's claims.
+        p_holm: p-value for the claim or its contrary, adjusted for the number of the study's
+            claims.
     """
 
     outcome: Outcome
@@ -139,10 +145,10 @@ class Verdict:
 
 
 def decide(cases: Sequence[Case]) -> list[Verdict]:
-    """The outcomes of a study's claims.
+    """Decide the outcomes of a study's claims.
 
-    What a claim says is tested first. If that is not decided, a claim of a direction may be level,
-    or the paper's effect may be excluded.
+    Each claim itself is tested first. If this test does not decide a claim of a direction, the
+    claim may be level, or the paper's effect may be excluded.
     """
     own = _adjust(cases, Case.p)
     level = _adjust(cases, Case.p_level)
@@ -163,7 +169,7 @@ def decide(cases: Sequence[Case]) -> list[Verdict]:
 
 
 def _adjust(cases: Sequence[Case], p: Callable[[Case], float]) -> list[float]:
-    """p-values of a family, adjusted by Holm's method; 1 for claims without runs."""
+    """Compute the p-values of a family, adjusted by Holm's method; 1 for claims without runs."""
     tested = [index for index, case in enumerate(cases) if case.has_runs]
     adjusted = dict(zip(tested, holm([p(cases[index]) for index in tested]), strict=True))
     return [adjusted.get(index, 1.0) for index in range(len(cases))]

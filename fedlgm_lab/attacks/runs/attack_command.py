@@ -319,8 +319,8 @@ def _report_membership(
 
 
 def _bound_text(target: Target) -> list[str]:
-    """The bound of the run's guarantee on every attack, and the command that shows it with the
-    results.
+    """State the bound that the run's guarantee sets on every attack, and the command that shows
+    this bound beside the results.
     """
     from fedlgm.privacy.ledger import Ledger
     from simulations.runs.stopping import reported_rates
@@ -336,7 +336,7 @@ def _bound_text(target: Target) -> list[str]:
 
 
 def _other_unit(people: Population) -> list[str]:
-    """Note for figures about a unit other than the unit of the epsilon beside them."""
+    """Note, if it is so, that the figures are about another unit than the epsilon beside them."""
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []
@@ -347,7 +347,7 @@ def _other_unit(people: Population) -> list[str]:
 
 
 def _cost_text(result: Mapping[str, Any]) -> str:
-    """The claimed and the proven epsilon with the guarantee, in the words that all commands use."""
+    """State the claimed and the proven epsilon with the guarantee, in the words of all commands."""
     from simulations.summaries.terminal import epsilon_label, number
 
     if "epsilon" not in result:

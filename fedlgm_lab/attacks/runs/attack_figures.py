@@ -1,4 +1,4 @@
-"""Pictures of attacks: figures without a display or pyplot state, for notebooks and PNG files."""
+"""Pictures of attacks, for notebooks and PNG files; they need no display and no state of pyplot."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _COLUMNS = 12
 
 
 def inversions(findings: Sequence[Finding]) -> Figure:
-    """Private images in the first row, then one row of reconstructions for each protection, with
-    their SSIM.
+    """Draw the private images in the first row, then one row of reconstructions for each
+    protection, with the SSIM of each reconstruction.
     """
     from fedlgm_lab.attacks.images import match
 
@@ -49,7 +49,7 @@ def inversions(findings: Sequence[Finding]) -> Figure:
 
 
 def classes(findings: Sequence[tuple[str, ClassFinding]]) -> Figure:
-    """Private images of each class, then reconstructions, one row for each labelled finding."""
+    """Draw private images of the first finding's class, then each finding's reconstructions."""
     first = findings[0][1]
     figure, grid = _grid(len(findings) + 1, 8)
     for row, (label, finding) in enumerate([(f"private, class {first.target}", first), *findings]):
@@ -62,8 +62,8 @@ def classes(findings: Sequence[tuple[str, ClassFinding]]) -> Figure:
 
 
 def curves(results: Mapping[str, MembershipResult], title: str) -> Figure:
-    """Receiver operating characteristics on logarithmic axes: the success of an attack at low
-    false-positive rates.
+    """Draw receiver operating characteristics on logarithmic axes, which show the success of
+    attacks at low false-positive rates.
     """
     figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.subplots()

@@ -1,4 +1,6 @@
-"""`fedlgm audit`, with table, picture and JSON, and exit status 1 if a check fails."""
+"""`fedlgm audit`: a table, a picture and JSON, and exit status 1 if the audit contradicts the
+report.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,7 @@ def audit(
 
 
 def table(result: audits.AuditResult, picture: Path | None = None) -> libraries.Group:
-    """Claimed, proven and audited epsilon, then layers and checks."""
+    """Lay out the reported and the audited epsilon, then layers, adversaries and checks."""
     from rich.console import Group
     from rich.markup import escape
 

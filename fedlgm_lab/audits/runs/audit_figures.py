@@ -1,4 +1,4 @@
-"""Picture of an audit: its bounds beside the reported epsilon, and the scores behind them."""
+"""Picture of an audit: its bounds beside the reported epsilon, and the scores behind the bounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlgm_lab.reports.svg import save
 
 
 def draw_audit(result: AuditResult, path: Path) -> None:
-    """Bars of epsilon (whole release and layers) and histograms of the canaries' or trials' scores.
+    """Draw bars of epsilon (whole release and layers) and histograms of the scores in and out.
 
     Raises:
         RunError: the picture cannot be written.

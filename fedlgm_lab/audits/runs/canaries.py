@@ -1,5 +1,5 @@
-"""Canaries in a simulated run, which the server inserts, observes in its releases, and stores with
-the run.
+"""Canaries in a simulated run: the server inserts them into its sums, observes them in its
+releases, and stores the observations in the run's folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoggedCanaries:
     Args:
         canaries: the canaries.
         folder: the run's folder.
-        every: canaries take part in every `every`-th round, from the first on.
+        every: number k such that canaries take part in every k-th round, beginning with the first.
     """
 
     def __init__(self, canaries: Canaries, folder: RunFolder, every: int = 1) -> None:
@@ -97,7 +97,7 @@ class RunAudit:
     def figures(self, assembly: Assembly, folder: RunFolder, result: RunSummary) -> RunSummary:
         """See `Watch.figures`."""
         audit = audit_stored(assembly, folder, result, per_layer=False)
-        # the fault may lie in the plan, which canaries take as given
+        # the fault may lie in the plan, which an audit by canaries takes as given
         if math.isinf(float(result["epsilon"])):
             audit = dataclasses.replace(
                 audit,
@@ -119,7 +119,7 @@ def audit_stored(
     confidence: float = CONFIDENCE,
     per_layer: bool = True,
 ) -> AuditResult:
-    """Audit a run from its canaries' observations.
+    """Audit a run from the canaries' observations that its folder holds.
 
     Raises:
         RunError: the run had no canaries, or their file is damaged.
@@ -141,7 +141,9 @@ def audit_stored(
 
 
 def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Reported:
-    """Reported epsilon of a finished run: the proven epsilon, or the claimed one if none is proven."""
+    """Collect the reported figures of a finished run; the epsilon is the proven one, or the claimed
+    one if none is proven.
+    """
     epsilon = float(result["epsilon"])
     if math.isinf(epsilon):
         epsilon = float(result["claimed_epsilon"])
@@ -159,8 +161,8 @@ def run_reported(assembly: Assembly, subject: str, result: RunSummary) -> Report
 
 
 def _encode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's observations as JSON: arrays as float32 in base64, since decimal numbers are
-    slow.
+    """Encode a round's observations for JSON: arrays as float32 in base64, because decimal numbers
+    would be slow to write and read.
     """
     packed: dict[str, Any] = {"round": int(row["round"])}
     for name in (key for key in row if key != "round"):
@@ -170,10 +172,10 @@ def _encode(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `_encode`.
+    """Decode a row that `_encode` made.
 
     Raises:
-        ConfigError: not such a row.
+        ConfigError: the row is damaged.
     """
     try:
         return {"round": row["round"]} | {

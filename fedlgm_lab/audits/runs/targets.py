@@ -1,4 +1,4 @@
-"""Targets of `fedlgm audit`: a mechanism's name, a recipe, or the folder of a finished run."""
+"""The targets of `fedlgm audit`: a mechanism, a recipe, or the folder of a finished run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Kind = Literal["mechanism", "recipe", "run"]
 
 
 def kind_of(target: str) -> Kind:
-    """Kind of a target.
+    """Tell whether a target is a mechanism, a recipe or a run's folder.
 
     Raises:
         ConfigError: the target is none of the three.
@@ -51,7 +51,7 @@ def kind_of(target: str) -> Kind:
         return "run"
     if target in recipes.names() or path.is_file():
         return "recipe"
-    if is_reference(target):  # this comes after paths, because a path may hold a colon, too
+    if is_reference(target):  # checked after the paths, because a path may also contain a colon
         return "mechanism"
     similar = alternatives(target, [*mechanisms.names(None), *recipes.names()])
     hint = similar if similar.endswith("?") else "`fedlgm doctor` lists mechanisms and recipes"
@@ -75,7 +75,7 @@ def audit_mechanism(
     Args:
         name: name of the mechanism.
         audit: settings of the audit.
-        variant: "sound" or "published"; default: sound.
+        variant: "sound" or "published"; by default the variant in `overrides`, or else "sound".
         overrides: options of the mechanism as "option=value" (TOML values), with or without
             "mechanism." in front.
         progress: called with (done, all).
@@ -104,13 +104,14 @@ def audit_recipe(
     overrides: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> AuditResult:
-    """Audit what a recipe would release: its layers, plans and noise, without training.
+    """Audit the releases that a recipe would make, with its layers, plans and noise, without
+    training.
 
     Args:
-        recipe: bundled name or path.
+        recipe: name of a bundled recipe, or path of a recipe file.
         audit: settings of the audit.
-        variant: overrides mechanism.variant.
-        overrides: "section.key=value".
+        variant: value for the recipe's key mechanism.variant.
+        overrides: changes of the recipe, as "section.key=value".
         progress: called with (done, all).
     """
     extra = [*overrides, *([f"mechanism.variant={variant}"] if variant else [])]
@@ -120,9 +121,9 @@ def audit_recipe(
 
 
 def _refuse_own_steps(assembly: Assembly) -> None:
-    """Refuse clients that add noise to their own steps.
+    """Refuse a recipe whose clients add noise to every local step.
 
-    The message has a command that audits one client's steps as releases.
+    The message contains a command that audits one client's steps as releases.
     """
     recipe = assembly.recipe
     if recipe.training.sampling_rate is None:  # only local steps have a sampling rate
@@ -146,7 +147,7 @@ def _refuse_own_steps(assembly: Assembly) -> None:
 
 
 def subject_of(assembly: Assembly, name: str) -> Subject:
-    """A recipe's mechanism in the recipe's own setting."""
+    """Make the subject of an audit from a recipe's mechanism, layers and facts."""
     label = f"{name} ({assembly.model.mechanism.name}, {assembly.model.mechanism.variant})"
     return Subject(label, assembly.privacy.method)
 
@@ -157,16 +158,16 @@ def audit_run(
     """Audit a finished run by its canaries, or by drawing its noise again from its seed.
 
     A seeded run's noise is drawn again for every round from the recorded plans, and canaries are
-    added to the sums. The ledger shows whether this is the noise that was charged. If canaries do
-    not fit the releases (Laplace noise, local trust, plans from private data), the recipe's
-    mechanism is audited.
+    added to the sums. The ledger shows whether this noise is the noise that was charged. If
+    canaries do not fit the releases (Laplace noise, local trust, plans from private data), the
+    recipe's mechanism is audited.
 
     Args:
         run: the run's folder.
-        audit: settings of the audit; "auto" or "one-run-gaussian" for the run's own noise, any
-            other method for its recipe's mechanism.
+        audit: settings of the audit; "auto" and "one-run-gaussian" audit the noise of the run
+            itself, any other method audits its recipe's mechanism.
         progress: called with (done, all).
-        own: the objects that the run was given in Python.
+        own: the Python objects that the run was given.
 
     Raises:
         RunError: the run is not finished, has neither canaries nor a seed, or was given objects
@@ -214,7 +215,7 @@ def _replay(
     audit: Audit,
     progress: Progress | None,
 ) -> AuditResult:
-    """Canaries in a seeded run's own noise."""
+    """Audit a seeded run by canaries that are added to its noise, which is drawn again."""
     layers, recipe = assembly.model.layers, assembly.recipe
     keys = KeyRing.from_seed(recipe.run.seed)
     rows = folder.every_row(result)
@@ -267,9 +268,10 @@ def _replay(
 
 
 def _recorded_plan(first: ReleasePlan, row: FullRow) -> ReleasePlan:
-    """The plan of a finished round, from its row of metrics.
+    """Rebuild the plan of a finished round from the round's row of metrics.
 
-    Values that the row lacks are the same in all rounds.
+    Values that the row lacks are taken from the first plan, because they are the same in all
+    rounds.
     """
     scales = [float("inf") if value is None else float(value) for value in row["sigma"]]
     return dataclasses.replace(
