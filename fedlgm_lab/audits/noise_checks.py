@@ -171,7 +171,7 @@ def _law(record: CanaryRecord, layers: LayerTable, shares: Shares) -> Check:
     low, high = [0.0, *_EDGES, np.inf][cell : cell + 2]
     detail = (
         f"least likely in {(*layers.names, 'all layers')[j]}: "
-        f"{counts[j, cell] / max(1.0, total[j, 0]):.3%} of it lies between {low:g} and {high:g} "
+        f"{counts[j, cell] / max(1.0, total[j, 0]):.3%} of its noise lies between {low:g} and {high:g} "
         f"standard deviations from 0, planned {_PLANNED[cell]:.3%}"
     )
     return Check("noise law", bool(values[j, cell] >= shares.cell), detail)

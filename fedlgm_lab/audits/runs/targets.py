@@ -260,7 +260,7 @@ def _replay(
         unknown == 0,
         f"{unknown} rounds drew noise that is missing from the ledger"
         if unknown
-        else "it names every round's noise",
+        else "the ledger names every round's noise",
     )
     return dataclasses.replace(
         audit_result, checks=(*checks(probe(subject)), *audit_result.checks, named)
