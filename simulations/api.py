@@ -391,9 +391,9 @@ def simulate(
             "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
             name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
-        progress: a function that is called with each round's row. By default a line on standard
-            error shows the progress; if standard error is not a terminal, a new line is written
-            every 30 seconds. False shows nothing.
+        progress: a function that is called with each round's row. By default a line in the terminal
+            or in the notebook shows the progress; elsewhere, a line is written to standard error
+            every 30 seconds. With False, nothing is shown.
         options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see
             `simulations.launch.simulate`).
 
