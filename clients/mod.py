@@ -166,7 +166,8 @@ class PrivateUpdates:
     def _flat(self, content: RecordDict) -> Tensor:
         """Join the trained parameters that the app returned to one vector [D].
 
-        Raises: ConfigError: a parameter is missing, or its shape or type is wrong.
+        Raises:
+            ConfigError: a parameter is missing, or its shape or type is wrong.
         """
         if len(content.array_records) != 1:
             raise ConfigError(

@@ -269,7 +269,8 @@ def draft_folder(path: Path) -> Iterator[Path]:
     """Yield the path of a draft folder, which the block creates and which is renamed to `path` when
     the block ends. If there is an error in the block, the draft is removed.
 
-    Raises: OSError: the draft cannot be renamed; errors of the block pass unchanged.
+    Raises:
+        OSError: the draft cannot be renamed; errors of the block pass unchanged.
     """
     draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
     try:
