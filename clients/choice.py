@@ -24,8 +24,8 @@ def client_class(mechanism: Mechanism) -> type[LayerwiseClient]:
 
 
 def planner_of(mechanism: Mechanism | None) -> ClientPlanner | None:
-    """A new planner of a client's releases; None if the round's plan decides, or if there is no
-    mechanism.
+    """Make a new planner of a client's releases; None if clients follow the round's plan, or if
+    there is no mechanism.
 
     Example:
         >>> from fedlgm import mechanisms

@@ -1,4 +1,4 @@
-"""Consent of a client that adds its own noise and does not trust the server to request enough
+"""The consent of a client that adds its own noise and does not trust the server to request enough
 noise.
 """
 
@@ -23,25 +23,27 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class Consent:
-    """The budget of a client under local trust, kept in the node's Flower state.
+    """What a client agrees to release under local trust. The releases are counted in the state of
+    the client's Flower node.
 
-    A release with Gaussian noise of effective multiplier m costs 1 / m^2, and such costs add up
-    under composition, so releases may differ. With Laplace noise, and with local steps on sampled
-    batches, every release must have the agreed multiplier. The number of local steps and their
-    sampling rate must also be as agreed.
+    A release with Gaussian noise of effective multiplier m costs 1 / m^2, and these costs add up
+    under composition, so the multipliers of the releases may differ. With Laplace noise, and with
+    local steps on sampled batches, every release must have at least the agreed multiplier. The
+    number of local steps and their sampling rate must not exceed the agreed values.
 
     Attributes:
-        facts: the run's facts as the client computes them from its own recipe; at most
-            `facts.releases` releases are allowed.
-        protected: whether the recipe's own mechanism is private; published variants that are not
-            private promise nothing.
-        family: law of the recipe's noise; multipliers of different laws cannot be compared.
+        facts: the facts of the run, which the client computes from its own copy of the recipe; at
+            most `facts.releases` releases are allowed.
+        protected: whether the recipe's mechanism is differentially private. For published variants
+            that are not, no noise is required.
+        family: distribution of the recipe's noise. A plan with another distribution is refused,
+            because the noise multipliers of different distributions cannot be compared.
         bounded_by: party that bounds the client's contribution according to the recipe.
-        allowance: largest total cost, in releases at the run's noise multiplier (see
+        allowance: largest total cost, in units of one release at the run's noise multiplier (see
             `Mechanism.costs`); by default the number of releases.
 
     Raises:
-        ConfigError: the facts of private releases have no noise multiplier.
+        ConfigError: `protected` is set, but the facts have no noise multiplier.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, Sampling
@@ -70,11 +72,11 @@ class Consent:
             )
 
     def check(self, plan: ReleasePlan) -> None:
-        """Refuse a plan that protects less than agreed.
+        """Raise PrivacyError if a plan protects the client less than agreed.
 
         Raises:
-            PrivacyError: the trust model, the law of the noise or the bounding party differs from
-                the agreement, or the plan has too little noise.
+            PrivacyError: the trust model, the distribution of the noise, the bounding party or the
+                local steps differ from the agreement, or the plan has too little noise.
         """
         if not plan.facts.noised_by.uploads_released:
             raise PrivacyError(
@@ -105,7 +107,9 @@ class Consent:
             )
 
     def _check_steps(self, plan: ReleasePlan) -> None:
-        """Refuse local steps that cost more than agreed, or train differently."""
+        """Raise PrivacyError if the plan's local steps are more than agreed, have a higher sampling
+        rate, or protect under another relation.
+        """
         agreed, asked = self.facts.steps, plan.facts.steps
         if (agreed is None) != (asked is None):
             what = "whole updates" if agreed is None else "local steps"
@@ -127,13 +131,13 @@ class Consent:
             )
 
     def record(self, state: RecordDict, client: int, key: str, plan: ReleasePlan) -> None:
-        """Count a release before it is made. A repetition with the same noise is the same release.
+        """Count a release before it is made. A repetition with the same noise is not counted again.
 
         Args:
             state: the node's state.
             client: the client's number.
-            key: name of the release's noise, see `fedlgm.noise.release.local_release`; equal names
-                mean equal noise.
+            key: name of the release's noise (see `fedlgm.noise.release.local_release`); releases
+                with the same name have the same noise.
             plan: the release's plan.
 
         Raises:
@@ -141,7 +145,7 @@ class Consent:
         """
         if wire.RELEASES not in state:
             state[wire.RELEASES] = ConfigRecord()
-        # Flower builds `config_records` anew at every access
+        # Not through `config_records`, which Flower builds anew at every access
         record = cast(ConfigRecord, state[wire.RELEASES])
         keys, costs = f"{client}.keys", f"{client}.costs"
         past, spent = (
@@ -170,22 +174,23 @@ class Consent:
             spent[place] = after[place]
 
     def _cost(self, plan: ReleasePlan) -> float:
-        """Cost in releases at the agreed noise multiplier."""
+        """Compute the cost of a release, in units of one release at the agreed noise multiplier."""
         if not self.protected or _alike(plan):
             return 1.0
         return (self.facts.noise_multiplier / plan.effective_multiplier) ** 2
 
 
 def _alike(plan: ReleasePlan) -> bool:
-    """Whether all releases must have the agreed multiplier. The costs of Laplace noise and of
-    sampled steps do not add up.
+    """Whether every release must have at least the agreed multiplier. This is so for Laplace noise
+    and sampled steps, whose costs cannot be added as 1 / m^2.
     """
     return plan.family == "laplace" or plan.facts.steps is not None
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """A Flower client's budget: its consent, with releases counted in its state.
+    """A Flower client's consent, together with its keys and the state in which its releases are
+    counted.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, Sampling
@@ -197,12 +202,12 @@ class Agreed:
         False
 
     Attributes:
-        keys: key ring of the batch order and of the client's own noise.
+        keys: key ring from which the order of the batches and the client's noise are drawn.
         consent: the client's consent; None if the client has agreed to nothing.
         state: state of the node.
         needed: whether a client without consent refuses to add its own noise.
         summed: whether the client's contribution is added to other contributions before any party
-            sees it. The workers of a simulation do this.
+            sees it, as the workers of a simulation do.
 
     Example:
         >>> Agreed(KeyRing.from_seed(None), None, RecordDict(), needed=True).needed
@@ -216,14 +221,15 @@ class Agreed:
     summed: bool = False
 
     def admit(self, asked: Asked) -> Keys:
-        """Keys for a release, after the client's consent is checked.
+        """Check that the client consents to a release, and return the keys for it.
 
-        If the model or the plan of a round changes, the release is a different one and has
-        different noise.
+        The keys of the noise depend on the model and the plan. If either changes in a repeated
+        round, the release is a different one and has different noise.
 
         Raises:
-            PrivacyError: the client has not consented, or the plan protects an answer only within a
-                sum and the server would see the answer itself.
+            PrivacyError: the client has not consented, or the plan protects the client's
+                contribution only within a sum, and the server would see this contribution
+                separately.
         """
         is_released = asked.plan.facts.noised_by.uploads_released
         if not (asked.plan.facts.noised_by.alone or self.summed):
@@ -246,6 +252,6 @@ class Agreed:
         )
 
     def charge(self, noised: Noised) -> None:
-        """Record a release under the client's consent."""
+        """Count a release in the client's state, if the client has a consent."""
         if self.consent is not None:
             self.consent.record(self.state, noised.client, noised.name, noised.plan)

@@ -1,5 +1,5 @@
-"""Contributions of examples. A client bounds its examples' gradients and, under local trust, noises
-its own steps.
+"""Contributions of clients that bound the gradients of their examples and, under local trust, add
+noise to their own steps.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ GROUP_BYTES = 1 << 20
 processor's cache.
 """
 HELD_BYTES = 32 << 20
-"""Bytes of clients' data that a process keeps from one round to the next."""
+"""Largest total size of the clients' data that a process keeps in memory from one round to the
+next.
+"""
 
 
 @dataclass(frozen=True)
 class ExampleWork(LocalWork):
-    """Training and data of clients whose examples are bounded.
+    """Training and data of clients that bound the gradients of their examples.
 
     Attributes:
         trainer: bounds the examples' gradients.
@@ -58,8 +60,9 @@ class ExampleSteps(Contributions):
     """Clients' contributions under mechanisms that bound examples.
 
     Under central trust a round is one step: the client samples a Poisson batch of its examples and
-    returns the sum of their bounded gradients. Under local trust it takes the plan's local steps,
-    adds noise to each and returns the private change of its model.
+    returns the sum of their bounded gradients. Under local trust the client takes the local steps
+    of the plan, adds noise to each step and returns the resulting change of its model, which the
+    noise protects.
 
     Args:
         work: training and data.
@@ -74,7 +77,7 @@ class ExampleSteps(Contributions):
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """One Poisson batch of every client.
+        """Yield for each client the sum of the bounded gradients of its batch in this round.
 
         Raises:
             ConfigError: the plan has local steps, and this client adds no noise to them.
@@ -89,7 +92,9 @@ class ExampleSteps(Contributions):
 
     @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Every client takes its own private steps, even if it has no data."""
+        """Yield the noised update of every client after its local steps. A client without data also
+        takes these steps.
+        """
         plan, model, round_, clients = asked
         settings, backend = self._work.settings, self.numerics.noise_backend
         with torch_threads(self.numerics.threads):
@@ -101,8 +106,9 @@ class ExampleSteps(Contributions):
                     yield Noised(examples.client, update, name, plan)
 
     def batches(self, asked: Asked, order: KeyRing) -> Iterator[tuple[int, ClientData, Tensor]]:
-        """Each client's examples, and the rows of its batch in this round. The batch is a Poisson
-        sample or the examples that are allocated to the round. The trainer holds the model.
+        """Copy the model into the trainer; yield each client's examples and the rows of its batch
+        in this round. The batch is a Poisson sample or consists of the examples that are allocated
+        to the round.
         """
         self.trainer.weights.copy_(asked.model)
         with torch_threads(self.numerics.threads):
@@ -119,7 +125,9 @@ class ExampleSteps(Contributions):
     def _allocator(
         self, ring: KeyRing, client: int, examples: int, sampling: Sampling
     ) -> Allocator:
-        """The allocation of a client's examples to rounds; every round uses the same object."""
+        """Return the allocation of a client's examples to rounds. It is made once and reused in
+        every round.
+        """
         key = ring, client, sampling
         if key not in self._allocators:
             self._allocators[key] = Allocator.of(
@@ -129,8 +137,8 @@ class ExampleSteps(Contributions):
         return self._allocators[key]
 
     def _groups(self, clients: list[int], plan: ReleasePlan) -> Iterator[list[Examples]]:
-        """Groups of clients that take their steps together. The sums of a group have at most
-        `GROUP_BYTES`.
+        """Group the clients that take their steps together, so that the sums of a group have at
+        most `GROUP_BYTES` and its data at most `HELD_BYTES`.
         """
         most = max(1, GROUP_BYTES // (8 * max(plan.size, 1)))
         group, held = list[Examples](), 0
@@ -145,8 +153,8 @@ class ExampleSteps(Contributions):
             yield group
 
     def _examples(self, client: int) -> tuple[ClientData, bytes]:
-        """A client's data and their digest. Up to `HELD_BYTES` of data are kept for later rounds.
-        The data of the last client are always kept.
+        """Return a client's data and their digest. Up to `HELD_BYTES` of data are kept in memory
+        for later rounds; the data of the last client are always kept.
         """
         if client not in self._held:
             data = self._work.source(client)

@@ -42,15 +42,18 @@ from fedlgm.training.devices import Numerics
 
 
 class LayerwiseClient:
-    """Serves one client or, in a simulation, any block of clients.
+    """The Flower client of a run. It represents one client or, in a simulation, any block of
+    clients.
 
     Args:
         work: training and data.
         mechanism: the run's mechanism; a client uses only its plans.
         layers: the mechanism's view of the model's layers.
-        keys: key ring for batch order and, under local trust, for the client's own noise.
+        keys: key ring from which the order of the batches and, under local trust, the client's
+            noise are drawn.
         serves: clients that this object represents.
-        consent: limits that a client accepts under local trust; it refuses requests beyond them.
+        consent: the limits that a client agrees to under local trust. The client refuses requests
+            beyond these limits.
         numerics: threads, device and noise backend. Results depend on them, so they are part of a
             recipe.
 
@@ -92,11 +95,11 @@ class LayerwiseClient:
         self._contributions.planner = self.planner(mechanism)
 
     def as_app(self, app: ClientApp | None = None) -> ClientApp:
-        """The client as a Flower `ClientApp`.
+        """Register the client's functions with a Flower `ClientApp` and return the app.
 
         Args:
-            app: the app that calls this client; default: an app that replies to the server with a
-                refusal's sentence.
+            app: the app that calls this client; by default an app that answers with the text of a
+                refusal.
         """
         app = ReplyingApp() if app is None else app
         app.train()(self.train)
@@ -112,8 +115,8 @@ class LayerwiseClient:
         [plan.size].
 
         Raises:
-            ConfigError, PrivacyError: the message holds no plan, the client has not agreed to the
-                plan, or it does not serve the named clients.
+            ConfigError, PrivacyError: the message contains no valid plan, the client has not agreed
+                to the plan, or the message is for clients that are not served here.
             RunError: training fails on a real node. The log of the node says why, and this error
                 does not: Flower sends the text of any error to the server, and the text of the
                 original error may quote private data.
@@ -130,7 +133,9 @@ class LayerwiseClient:
 
     @staticmethod
     def planner(mechanism: Mechanism) -> ClientPlanner | None:
-        """The planner of this class' clients; None if the round's plan decides."""
+        """Return the planner with which clients plan their own releases; None if clients follow the
+        round's plan.
+        """
         return answer_first(mechanism)
 
     @property
@@ -138,21 +143,21 @@ class LayerwiseClient:
         return isinstance(self._serves, AnyClient) or self._serves.simulated
 
     def _training(self) -> AbstractContextManager[None]:
-        """Keep the texts of errors on a real node. Refusals are sent, because they quote only the
-        plan and the agreement.
+        """Replace the texts of errors on a real node. The texts of refusals are sent, because they
+        quote only the plan and the consent.
         """
         return nullcontext() if self._simulated else quiet("training", PrivacyError)
 
 
 def place_reply(message: Message, serves: Serving) -> Message:
-    """The reply that names the clients served here."""
+    """Make the reply that names the clients served here."""
     return Message(
         content=RecordDict({wire.CONFIG: ConfigRecord(dict(serves.place()))}), reply_to=message
     )
 
 
 def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
-    """The work that a message requests from its clients.
+    """Read from a train message what is requested of which clients.
 
     Args:
         message: a train message of the strategy.
@@ -173,7 +178,7 @@ def asked_of(message: Message, layers: LayerTable, serves: Serving) -> Asked:
 
 
 def reply_with(message: Message, arrays: dict[str, np.ndarray], metrics: dict[str, int]) -> Message:
-    """A reply of arrays and counts."""
+    """Make a reply that contains arrays and counts."""
     record = ArrayRecord({name: Array(**wire.fields(array)) for name, array in arrays.items()})
     content = RecordDict({wire.ARRAYS: record, wire.METRICS: MetricRecord(dict(metrics))})
     return Message(content=content, reply_to=message)

@@ -1,5 +1,5 @@
-"""Privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and an app with
-this mod.
+"""Differential privacy for an existing Flower ClientApp: a mod that bounds the app's updates, and a
+ClientApp with this mod.
 """
 
 from __future__ import annotations
@@ -42,29 +42,30 @@ _FLOWERS_NOISE = ("fixedclipping_mod", "adaptiveclipping_mod", "LocalDpMod")
 
 
 class PrivateUpdates:
-    """Flower mod. The app trains without changes, and only its bounded update leaves the client.
+    """A Flower mod for an app whose training code stays as it is; only the bounded update leaves
+    the client.
 
-    The app gets the global model in its own form, one ArrayRecord of `state_dict` names under
-    "arrays", and returns a record with the same names. The mod takes the difference of the
+    The app gets the global model as one ArrayRecord under "arrays", with the names of the model's
+    `state_dict`, and returns a record with the same names. The mod takes the difference of the
     trainable parameters, bounds it layer by layer according to the round's plan and, under local
     trust, adds the client's own noise. Everything else that the app returns (metrics, numbers of
     examples, buffers, texts of errors, metadata) stays on the client, because it depends on private
-    data and has no noise. The server learns that the app failed, but not why. The app sees the
-    node's state without the mod's records in it, so that it cannot lose the client's key or its
-    spent budget.
+    data and has no noise. If the app fails, the server learns that it failed, but not why. The app
+    sees the node's state without the mod's records, so that it cannot delete the client's key or
+    the record of the spent budget.
 
-    An app with the mod must also answer queries (`answer`), which Flower does not pass to mods;
-    `PrivateClientApp` does both.
+    An app with the mod must also answer queries with `answer`, because Flower does not pass queries
+    to mods. A `PrivateClientApp` has the mod and answers queries.
 
     Args:
-        model: the app's model. Only the names and shapes of its parameters and the choice of
-            trained parameters are used.
-        group_by: see `LayerTable.from_module`; it must equal the strategy's.
-        consent: limits that this client accepts under local trust; without it the client refuses
-            local trust.
-        mechanism: the run's mechanism, as in `PrivateFedAvg`, if it lets clients plan their own
-            releases: "ladp:published" or "client-ladp". With any other mechanism, clients follow
-            the round's plan.
+        model: the app's model. Only the names and shapes of its parameters are used, and which of
+            them are trained.
+        group_by: see `LayerTable.from_module`; must be the same as `group_by` of the strategy.
+        consent: the limits that this client agrees to under local trust. A client without a consent
+            refuses local trust.
+        mechanism: the run's mechanism, given as in `PrivateFedAvg`, if it lets clients plan their
+            own releases, as "ladp:published" and "client-ladp" do. Under any other mechanism,
+            clients follow the round's plan.
 
     Example:
         >>> from flwr.clientapp import ClientApp
@@ -92,11 +93,11 @@ class PrivateUpdates:
         self._module = copy_model(model)
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        """Serve one message: "query" names the client, "train" trains and bounds, and all other
-        types are refused.
+        """Answer one message: a "query" with the number of the client, and a "train" message with
+        the bounded update. All other types are refused.
 
         Raises:
-            ConfigError: a mod of Flower's own differential privacy comes after this one.
+            ConfigError: a mod of Flower's own differential privacy comes after this mod.
         """
         kind = message.metadata.message_type
         for mod in called_by(call_next):
@@ -119,10 +120,10 @@ class PrivateUpdates:
         )
 
     def _update(self, message: Message, model: Tensor, context: Context, call_next: Next) -> Tensor:
-        """The app's update [D].
+        """Let the app train, and return its update [D].
 
         Raises:
-            RunError: the app failed, or did not return the model's parameters; see `quiet`.
+            RunError: the app failed or did not return the model's parameters; see `quiet`.
         """
         seen = copy.copy(context)
         with quiet("app"), _apart(context, seen):
@@ -137,17 +138,21 @@ class PrivateUpdates:
 
     @staticmethod
     def answer(message: Message, context: Context) -> Message:
-        """The reply to the strategy's query: the client named in this node's configuration."""
+        """Answer the strategy's query with the client that this node's configuration names."""
         return place_reply(message, _own_client(context))
 
     def _table(self, message: Message) -> LayerTable:
-        """The layers of the round's plan; a plan over one layer applies to the whole model."""
+        """Return the layer table of the round's plan. A plan with one layer has one bound for the
+        whole model.
+        """
         text = str(message.content.config_records[wire.CONFIG][wire.PLAN])
         is_merged = len(json.loads(text).get("clip", ())) == 1 and len(self._layers) > 1
         return self._layers.as_single_layer() if is_merged else self._layers
 
     def _as_the_app_knows_it(self, message: Message, model: Tensor) -> Message:
-        """The message with the model under the app's own names, without the mod's own records."""
+        """Convert the message to the form that the app knows: the model has the names of its
+        `state_dict`, and the entries for the mod are removed.
+        """
         self._layers.load_(self._module, model)
         keys = {wire.ROUND, wire.CLIENTS, wire.PLAN}
         config = {
@@ -159,10 +164,10 @@ class PrivateUpdates:
         return Message(content=content, metadata=copy.copy(message.metadata))  # type: ignore[call-overload]
 
     def _flat(self, content: RecordDict) -> Tensor:
-        """The trained parameters as one vector [D].
+        """Join the trained parameters that the app returned to one vector [D].
 
         Raises:
-            ConfigError: the app returned no parameters, or different ones.
+            ConfigError: a parameter is missing, or its shape or type is wrong.
         """
         if len(content.array_records) != 1:
             raise ConfigError(
@@ -187,12 +192,14 @@ class PrivateUpdates:
 
 @contextmanager
 def _apart(context: Context, seen: Context) -> Iterator[None]:
-    """Keep the mod's own records out of the app's state, whatever the app does with it in the
-    block.
+    """Remove the mod's records from the state that the app sees in the block, and keep them in the
+    node's state whatever the app changes.
 
     Args:
-        context: the node's context, which takes over the app's changes at the end.
-        seen: the app's copy of the context, which is brought up to date at the start.
+        context: the node's context, into which the app's changes are copied at the end of the
+            block.
+        seen: the app's copy of the context, which is updated from `context` at the start of the
+            block.
     """
     state = context.state
     others = RecordDict({name: record for name, record in state.items() if name not in _OWN_STATE})
@@ -205,7 +212,7 @@ def _apart(context: Context, seen: Context) -> Iterator[None]:
 
 
 class _GivenUpdate(WholeUpdates):
-    """The update of a user's app, computed on demand."""
+    """A client's update that the user's app computes on demand."""
 
     def __init__(self, make_update: Callable[[], Tensor]) -> None:
         super().__init__()
@@ -226,7 +233,8 @@ class PrivateClientApp(ReplyingApp):
 
     Args:
         model: the app's model, or the list of NumPy arrays that an app without torch sends.
-        mods: the app's other mods. They see the model and the update in the app's own form.
+        mods: further mods of the app. These mods see the model and the update in the form that the
+            app knows.
         options: see `PrivateUpdates`.
 
     Raises:
@@ -268,8 +276,8 @@ class PrivateClientApp(ReplyingApp):
         self.query()(private.answer)
 
     def lifespan(self) -> Callable[[Any], Any]:
-        """Flower's decorator. As in the train function, errors stay on the node, and the app does
-        not see the mod's records.
+        """Register a lifespan function, as Flower's decorator does. As in the train function, the
+        texts of errors stay on the node, and the app does not see the mod's records.
         """
 
         def decorator(
@@ -295,15 +303,17 @@ class PrivateClientApp(ReplyingApp):
     def train(
         self, *arguments: Any, mods: Sequence[Any] | None = None, **options: Any
     ) -> Callable[[Any], Any]:
-        """Flower's decorator. It refuses the same mods as the app does."""
+        """Register the train function, as Flower's decorator does. The mods of Flower's own
+        differential privacy are refused.
+        """
         for mod in mods or ():
             _refuse_noise_of_flower(mod)
         train: Callable[[Any], Any] = super().train(*arguments, mods=list(mods or ()), **options)
         return train
 
     def evaluate(self, *arguments: Any, **options: Any) -> Callable[[Any], Any]:
-        """Flower's decorator, with a warning. The function is kept, but no strategy of fedlgm calls
-        it.
+        """Register the evaluate function, as Flower's decorator does, and warn that no strategy of
+        fedlgm calls this function.
         """
         warnings.warn(
             Notice(
@@ -318,8 +328,8 @@ class PrivateClientApp(ReplyingApp):
 
 
 def _refuse_noise_of_flower(mod: Any) -> None:
-    """Refuse the mods of Flower's own differential privacy. They would bound and noise the update a
-    second time.
+    """Raise ConfigError for a mod of Flower's own differential privacy, which would bound the
+    update or add noise to it a second time.
     """
     while isinstance(mod, partial):
         mod = mod.func
@@ -334,10 +344,11 @@ def _refuse_noise_of_flower(mod: Any) -> None:
 
 
 def node_keys(context: Context) -> KeyRing:
-    """Secret ring of a node's noise, created once and kept in the node's state.
+    """Return the secret key ring of a node's noise. It is created once and stored in the node's
+    state.
 
-    Flower starts a process per message. If each process had fresh keys, a repeated request would be
-    another release.
+    Flower starts a process for each message. If each process had fresh keys, the answer to a
+    repeated request would have different noise and would be another release.
 
     Example:
         >>> context = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
@@ -350,8 +361,8 @@ def node_keys(context: Context) -> KeyRing:
 
 
 def _own_client(context: Context) -> OneClient:
-    """The client that the node's configuration names; the strategy checks it against its own number
-    of clients.
+    """Return the client that the node's configuration names. The strategy checks its number against
+    the run's number of clients.
     """
     stated = context.node_config.get(wire.PARTITIONS)
     return OneClient.of_node(context.node_config, int(str(stated)) if str(stated).isdigit() else 1)

@@ -1,4 +1,6 @@
-"""Releases of clients that plan for themselves, from a noisy answer that they have released."""
+"""Releases of clients that plan their layers themselves, from a noisy answer that each client has
+released before.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class AnswerFirst:
-    """A client releases its noisy answer, then its layers by the plan that follows from it.
+    """Planner of a client that first releases its noisy answer, and then its layers by the plan
+    that follows from this answer.
 
-    The layers of the first step stay on the client. The release's name covers the noise of both
-    steps. A repetition is therefore the same release only if both steps are the same.
+    The noised layers of the first step stay on the client. The name of the release covers the noise
+    of both steps, so a repetition counts as the same release only if both steps are the same.
 
     Attributes:
         mechanism: makes the client's plan from its answer.
@@ -48,7 +51,8 @@ class AnswerFirst:
 
 
 def answer_first(mechanism: Mechanism) -> AnswerFirst | None:
-    """The planner of a private mechanism's clients; None if the round's plan decides.
+    """Return the planner with which clients plan from their answers; None if the mechanism does not
+    let clients plan from answers.
 
     Example:
         >>> from fedlgm import mechanisms

@@ -31,7 +31,9 @@ class ReplyingApp(ClientApp):
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """The reply, or an error with one sentence."""
+        """Return the app's reply, or an error with the sentence of the `FedlgmError` that was
+        raised.
+        """
         try:
             return super().__call__(message, context)
         except FedlgmError as error:
@@ -45,7 +47,7 @@ def quiet(what: str, *kept: type[Exception]) -> Iterator[None]:
 
     Args:
         what: the part of the client that may fail, for the message.
-        kept: kinds of errors that pass unchanged.
+        kept: types of errors that pass unchanged.
 
     Raises:
         RunError: any other error was raised. Flower sends this error's text to the server and

@@ -1,5 +1,5 @@
-"""The clients that one client object represents. They are fixed when the object is built, and never
-read from a message.
+"""The clients that one client object represents. These clients are fixed when the object is built,
+and are never read from a message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ class AnyClient:
     """
 
     def check(self, asked: list[int]) -> None:
-        """Refuse nothing."""
+        """Accept any clients."""
 
     def place(self) -> dict[str, int]:
-        """The statement to the strategy: any client is served, whatever the number of clients."""
+        """Return the answer to the strategy's query: any client is served, whatever the number of
+        clients.
+        """
         return {wire.PARTITION: wire.ANY_CLIENT, wire.PARTITIONS: wire.ANY_CLIENT}
 
 
@@ -35,7 +37,7 @@ class OneClient:
     Attributes:
         number: the client's number, from 0.
         population: number N of registered clients.
-        simulated: whether the node belongs to a simulation or a test. There, a public seed is
+        simulated: whether the node belongs to a simulation or a test, in which a public seed is
             allowed.
 
     Raises:
@@ -63,13 +65,13 @@ class OneClient:
     def of_node(
         cls, node_config: Mapping[str, object], population: int, simulated: bool = False
     ) -> OneClient:
-        """The client that a SuperNode's configuration names.
+        """Make the object for the client that a SuperNode's configuration names.
 
         Args:
             node_config: configuration of the node
                 (`--node-config "partition-id=I num-partitions=N"`).
             population: number N of the run's clients.
-            simulated: as in the class.
+            simulated: see the attribute of this name.
 
         Raises:
             ConfigError: the configuration names no client, or a different number of clients.
@@ -93,11 +95,11 @@ class OneClient:
         return cls(number, population, simulated)
 
     def check(self, asked: list[int]) -> None:
-        """Refuse the numbers of all other clients. Otherwise this client's data would count more
-        than once.
+        """Refuse a message for any other clients, because this client's data would otherwise count
+        more than once.
 
         Raises:
-            PrivacyError: the message names other clients.
+            PrivacyError: `asked` is not exactly this client.
         """
         if asked != [self.number]:
             raise PrivacyError(
@@ -106,7 +108,9 @@ class OneClient:
             )
 
     def place(self) -> dict[str, int]:
-        """The statement to the strategy."""
+        """Return the answer to the strategy's query: this client's number and the number of
+        clients.
+        """
         return {wire.PARTITION: self.number, wire.PARTITIONS: self.population}
 
 

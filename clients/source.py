@@ -45,7 +45,7 @@ class ClientSource(Protocol):
     """
 
     def __call__(self, client: int) -> ClientData:
-        """Data of client number `client`."""
+        """Return the data of client number `client`."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class PartitionedSource:
     partition: Partition
 
     def __call__(self, client: int) -> ClientData:
-        """Data of client number `client`."""
+        """Return the data of client number `client`."""
         indices = self.partition[client]
         x = inputs.tensors(self.data.examples(indices))
         return ClientData(x, torch.from_numpy(self.data.train_y[indices]))

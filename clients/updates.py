@@ -1,5 +1,5 @@
-"""Contributions of whole clients. Each client trains on its own data, and the plan bounds its
-update.
+"""Contributions of whole clients. Each client trains on its data, and its update is bounded as the
+plan says.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
@@ -53,7 +53,9 @@ class LocalWork:
     straggler_rate: float = 0.0
 
     def contributions(self, numerics: Numerics | None = None) -> Contributions:
-        """Clients' contributions; `numerics` as in `clients.LayerwiseClient`."""
+        """Make the object that computes the clients' contributions; `numerics` is as in
+        `clients.LayerwiseClient`.
+        """
         return ClientUpdates(self, numerics)
 
 
@@ -71,7 +73,7 @@ class ClientUpdates(WholeUpdates):
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """None for clients without data."""
+        """Yield the updates of blocks of clients; None for a block of clients without data."""
         tasks = {client: self._task(client, asked, order) for client in asked.clients}
         with torch_threads(self.numerics.threads):
             blocks = self.work.trainer.updates(

@@ -38,14 +38,15 @@ from fedlgm.planning.facts import LocalTraining  # noqa: F401  (the docstring)
 from fedlgm.training.devices import Numerics
 
 Users = Sequence[Sequence[int]]
-"""The clients of each user. Rounds draw the numbers of users."""
+"""The clients of each user, where the user's number is the index. Rounds draw numbers of users."""
 
 
 class UserUpdates(WholeUpdates):
     """One contribution per user: the mean of the updates of the user's clients that have data.
 
-    The sum bounds this mean, so all of a user's clients together move it by at most the plan's
-    bounds. Sampling draws users: all clients of a user are in a round, or none.
+    This mean is bounded before it is added to the sum, so all clients of a user together change the
+    sum by at most the plan's bounds. Sampling draws users: all clients of a user are in a round, or
+    none.
 
     **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with
     data of the update of c from the model w. It is a function only of the data of u, of w and of
@@ -60,7 +61,7 @@ class UserUpdates(WholeUpdates):
     suffice: a user with k clients in a round moves the sum by up to k s_j.
 
     Args:
-        clients: makes the updates of the single clients.
+        clients: computes the updates of the single clients.
         users: the clients of each user. No client may belong to two users, because its data would
             then move two contributions.
 
@@ -81,7 +82,9 @@ class UserUpdates(WholeUpdates):
 
     @override
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """`asked.clients` are users. None for users without data."""
+        """Yield the mean update of each user in `asked.clients`, which are numbers of users; None
+        for a user without data.
+        """
         members = [client for user in asked.clients for client in self._users[user]]
         rows = self._rows(asked._replace(clients=members), order)
         for user in asked.clients:
@@ -89,8 +92,8 @@ class UserUpdates(WholeUpdates):
             yield [user], torch.stack(batch).mean(dim=0, keepdim=True) if batch else None
 
     def _rows(self, asked: Asked, order: KeyRing) -> Iterator[Tensor | None]:
-        """Each client's update [D], in order. A block may be overwritten when the next one is
-        made.
+        """Yield each client's update [D], in order. The updates are copies, because a block of
+        updates may be overwritten when the next block is computed.
         """
         for clients, updates in self._clients.updates(asked, order):
             yield from [None] * len(clients) if updates is None else raw_updates(updates).clone()

@@ -1,9 +1,10 @@
-"""A cache on disk for results that take seconds to compute. A result's key covers everything that
-determines the result.
+"""A cache on disk for results that take seconds to compute. The key of a result covers everything
+that determines the result.
 
-The folder is `$FEDLGM_CACHE` (~/.cache/fedlgm/computed if it is not set; "0" keeps nothing), and
-only its owner can read it. A cached file only saves time and proves nothing: its reader checks the
-content as it checks untrusted input. Damaged files and folders that cannot be written are ignored.
+The folder of the cache is `$FEDLGM_CACHE`, or ~/.cache/fedlgm/computed if this variable is not set;
+with "0", nothing is cached. Only the folder's owner can read it. A cached file saves time but
+proves nothing: its reader must check the content like any untrusted input. Damaged files, and
+folders that cannot be written to, are ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import Any
 
 from fedlgm.files import write_durably
 
-_MOST = 256  # files of one kind of computation
+_MOST = 256  # largest number of files for one kind of computation
 
 
 def folder() -> Path | None:
-    """Folder of the kept results; None if nothing is kept."""
+    """Return the folder of the cached results; None if nothing is cached."""
     stated = os.environ.get("FEDLGM_CACHE", "")
     if stated == "0":
         return None
@@ -35,7 +36,7 @@ def folder() -> Path | None:
 
 @cache
 def code_of(*files: Path) -> str:
-    """Digest of source files, as part of a result's key."""
+    """Compute a digest of source files, for use in the key of a result."""
     return hashlib.sha256(
         b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))
     ).hexdigest()
@@ -43,10 +44,10 @@ def code_of(*files: Path) -> str:
 
 @cache
 def version_of(package: str) -> str:
-    """Version of the package that `import` finds, or "" if it is not installed.
+    """Return the version of the package that `import` finds, or "" if the package is not installed.
 
-    The metadata beside the imported files come first, because another installation on the path may
-    have metadata of the same name. Nightly builds are named `PACKAGE-nightly`.
+    The metadata in the folder of the imported package are read first, because another installation
+    on the path may have metadata of the same name. Nightly builds may be named `PACKAGE-nightly`.
 
     Example:
         >>> version_of("numpy").count(".") >= 2, version_of("no-such-package")
@@ -62,7 +63,8 @@ def version_of(package: str) -> str:
 
 
 def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
-    """The result kept for exactly these inputs; None if no result is kept or its file is damaged.
+    """Return the result that is cached for exactly these inputs; None if there is none or its file
+    is damaged.
 
     Args:
         kind: name of the computation.
@@ -82,8 +84,8 @@ def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
 
 
 def save(kind: str, inputs: Mapping[str, Any], content: bytes) -> None:
-    """Keep a result, and delete the oldest results if there are too many. The arguments are those
-    of `load`.
+    """Cache a result, and delete the oldest results of the same kind if there are too many. `kind`
+    and `inputs` are those of `load`, and `content` is the result.
     """
     place = _place(kind, inputs)
     if place is None:

@@ -1,4 +1,4 @@
-"""Checks of arguments: each check refuses a value with a message that names the argument."""
+"""Checks of arguments. A check refuses an invalid value with a message that names the argument."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def check_positive(owner: str = "", /, **values: Any) -> None:
     """Refuse values that are not finite numbers above zero.
 
     Args:
-        owner: object whose arguments are checked; the message names it.
-        values: the values by name.
+        owner: name of the object whose arguments are checked, for the message.
+        values: the values, by the names of the arguments.
 
     Raises:
         ConfigError: a value is not a finite number above zero.
@@ -116,7 +116,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     Args:
         what: name of the option.
         value: the value.
-        known: the names, or a `Literal` of them.
+        known: the known names, or a `Literal` that lists them.
         owner: beginning of the message.
 
     Raises:
@@ -149,18 +149,18 @@ NonNegatives = Annotated[Sequence[float], check_non_negative]
 
 
 def check_fields(owner: str, record: Any) -> None:
-    """Refuse values of a dataclass that the annotations of its fields exclude.
+    """Refuse an object of a dataclass if the value of a field does not fit the field's annotation.
 
-    Plain types are checked. The types of this module, such as `Positive`, limit numbers. A
-    `Literal` names all choices. A user's class is checked by the annotations of its base class in
-    this package.
+    An annotation may be a plain type; a type of this module, such as `Positive`, which limits a
+    number; or a `Literal`, which lists all choices. For an object of a user's class, the
+    annotations of the class's nearest base class in this package apply.
 
     Args:
         owner: beginning of the message.
         record: the object.
 
     Raises:
-        ConfigError: a value is excluded.
+        ConfigError: a value does not fit its annotation.
 
     Example:
         >>> from fedlgm.mechanisms.mechanism import Bounded
@@ -175,7 +175,8 @@ def check_fields(owner: str, record: Any) -> None:
 
 
 def check_annotated(owner: str, kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse values that a class's annotations of these names exclude; see `check_fields`.
+    """Refuse values that do not fit the annotations of a class for the same names; see
+    `check_fields`.
 
     Example:
         >>> from fedlgm.mechanisms.mechanism import Bounded
@@ -199,7 +200,9 @@ _PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
-    """Types that only Python code can pass are not checked."""
+    """Check one value against its annotation. Annotations with types that a recipe cannot contain
+    are ignored.
+    """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         if value is not None or NoneType not in parts:
@@ -232,5 +235,5 @@ def _of(owner: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number; NaN for anything else."""
+    """Return a number unchanged, and NaN for any other value."""
     return value if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan

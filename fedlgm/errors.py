@@ -40,7 +40,8 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """A training in which the model became infinite or NaN. The earlier rounds are kept.
+    """A training in which a value of the model became infinite or NaN. The results of the earlier
+    rounds remain.
 
     Attributes:
         largest: (client, l2 norm) of the last round's largest contributions, in descending order,

@@ -1,4 +1,6 @@
-"""Files that are never half-written after a crash."""
+"""Functions that read files, and functions that write files so that a crash never leaves a partly
+written file.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,20 @@ _REASONS = _OF_DISKS | {
     errno.EEXIST: _CLASH,
     errno.ENOTDIR: _CLASH,
 }
-"""Reason and remedy of an error of the system."""
+"""Reason and remedy for each error number of the operating system."""
 PRIVATE = 0o600
-"""Mode of a file that only its owner may read."""
+"""Mode of a file that only its owner may read or write."""
 PUBLIC = 0o666
 """Mode of a file that others may read as far as the process's umask permits."""
 
 
 def path_of(name: str, value: Any) -> Path:
-    """The path that an argument names. The file need not exist; "~" is the user's home.
+    """Convert an argument to a path, in which "~" stands for the user's home. The file need not
+    exist.
 
     Raises:
-        ConfigError: the value is not a path, or the system refuses it, as in a folder of another
-            user.
+        ConfigError: the value is not a path, or the operating system refuses access to it, as in a
+            folder of another user.
 
     Example:
         >>> path_of("run_dir", "runs/first").name
@@ -53,13 +56,13 @@ def path_of(name: str, value: Any) -> Path:
     """
     try:
         path = Path(value).expanduser()
-        str(path).encode()  # recipes, reports and JSON hold the path
+        str(path).encode()  # the path must be text that recipes, reports and JSON can contain
         with suppress(FileNotFoundError, NotADirectoryError):
             path.lstat()
     except (
         TypeError,
         ValueError,
-    ) as error:  # also for zero bytes, and for characters that are not text
+    ) as error:  # also if there are zero bytes or characters that UTF-8 cannot encode
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
@@ -74,8 +77,8 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a path is taken, so that no new folder can have it. The path of an empty folder is
-    not taken.
+    """Whether a path is in use, so that no new folder can be created there. An empty folder does
+    not count as use.
 
     Example:
         >>> import tempfile
@@ -87,7 +90,7 @@ def is_used(path: Path) -> bool:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The values in a TOML file.
+    """Read the values in a TOML file.
 
     Raises:
         ConfigError: the file cannot be read, or is not TOML.
@@ -99,13 +102,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also for numbers of thousands of digits and for lists nested too deeply
+    ) as error:  # also if a number has thousands of digits or lists are nested too deeply
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
 def _decode(content: bytes) -> str:
-    """Text of a file in UTF-8. Some Windows editors add a byte order mark or write UTF-16, which is
-    read too.
+    """Decode the content of a text file. The encoding is UTF-8, with or without a byte order mark,
+    or UTF-16 with such a mark, as some Windows editors write it.
     """
     wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = content.decode("utf-16" if wide else "utf-8-sig")
@@ -113,7 +116,8 @@ def _decode(content: bytes) -> str:
 
 
 class Under:
-    """An attribute of a class that describes a folder: a path below the folder's `path`.
+    """A class attribute for a path relative to the `path` of an object, for classes that describe
+    folders.
 
     Args:
         place: the path relative to the folder.
@@ -135,17 +139,18 @@ class Under:
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Iterator[Path]:
-    """Yield a file that replaces `path` on disk when the block ends.
+    """Yield the path of a draft, an empty file that replaces `path` on disk when the block ends.
 
-    After an error or a crash `path` is unchanged.
+    If there is an error or a crash in the block, `path` remains unchanged.
 
     Args:
         path: the file to replace.
-        mode: mode of the new file, without the bits of the process's umask; it is set before
-            anything is written.
+        mode: mode of the new file, from which the bits of the process's umask are removed. The mode
+            is set before anything is written.
         shared: whether several processes or threads may write the file at once. If so, each writer
-            has a separate draft, and the last writer to end determines the file. The draft of a
-            killed process remains. Otherwise the next writer removes it.
+            has a separate draft, the last writer to finish determines the content, and the draft of
+            a killed process remains on disk. Otherwise all writers use one name for the draft, and
+            the next writer removes the draft of a killed process.
 
     Raises:
         OSError: the file cannot be written; errors of the block pass unchanged.
@@ -166,7 +171,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         permitted = stat.S_IMODE(partial.stat().st_mode)
         yield partial
-        partial.chmod(permitted)  # safetensors renames another file over it
+        partial.chmod(permitted)  # safetensors replaces the draft by a file of another mode
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -176,13 +181,13 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
 
 
 def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
-    """One sentence that says what failed, why, and what to do.
+    """Write a sentence that says what failed, why, and what to do.
 
     Args:
-        what: what failed, and where. A file that the error names is added if it is not in this
-            text.
-        error: an error of the system, or of a library that has read the file.
-        remedy: what to do; by default the usual remedy for this reason.
+        what: what failed, and where. If the error names a file that is not in this text, the name
+            is added.
+        error: an error of the operating system, or of a library that has read the file.
+        remedy: what to do; by default the usual remedy for the error.
 
     Example:
         >>> explain_failure("no.csv cannot be read", FileNotFoundError(errno.ENOENT, "", "no.csv"))
@@ -198,8 +203,8 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
 
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
-    """Turn the system's errors in a block that writes a folder into one sentence; other errors pass
-    unchanged.
+    """Replace errors of the operating system in a block that writes to a folder by a DiskError with
+    one sentence. Other errors pass unchanged.
 
     Args:
         folder: the folder.
@@ -236,11 +241,12 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
 
 
 def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
-    """Write a user's file completely or not at all.
+    """Write a file for the user, either completely or not at all.
 
     Args:
         target: the file.
-        save: writes a file at a given path. The suffix of this path may differ from the target's.
+        save: function that writes the content to a given path, whose suffix may differ from the
+            target's.
 
     Raises:
         RunError: the file cannot be written.
@@ -254,17 +260,17 @@ def write_whole(target: Path, save: Callable[[Path], Any]) -> None:
             save(partial)
     except (
         Exception
-    ) as error:  # safetensors, zip files and the system each have errors of their own
+    ) as error:  # safetensors, zipfile and the operating system raise errors of different types
         raise RunError(explain_failure(f"cannot write {target}", error)) from error
 
 
 @contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft folder, which becomes `path` when the block ends. After an error
-    nothing remains of the draft.
+    """Yield the path of a draft folder, which the block creates and which is renamed to `path` when
+    the block ends. If there is an error in the block, the draft is removed.
 
     Raises:
-        OSError: the folder cannot be made; errors of the block pass unchanged.
+        OSError: the draft cannot be renamed; errors of the block pass unchanged.
     """
     draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
     try:
@@ -277,7 +283,9 @@ def draft_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """One transaction that writes. It is on disk when the block ends, and an error undoes it."""
+    """Run the block as one write transaction, which is committed when the block ends and rolled
+    back after an error.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -302,10 +310,11 @@ def write_durably(path: Path, content: bytes, mode: int = PRIVATE, *, shared: bo
 
 
 def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
-    """Create a file completely or not at all, and only once even if several processes try.
+    """Create a file, either completely or not at all. If several processes try this at once, only
+    one of them succeeds.
 
     Raises:
-        FileExistsError: the file exists, and is not changed.
+        FileExistsError: the file already exists; it is not changed.
     """
     draft = _draft(path)
     draft.unlink(missing_ok=True)
@@ -321,10 +330,11 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
-    """Open a text file that only its owner may read, from its creation on.
+    """Open a text file for writing. If the file is created, only its owner may read it, from the
+    first moment on.
 
     Args:
-        path: the file; its folder is also created.
+        path: the file. Its folder is created if there is none.
         mode: "a" to append, "w" to overwrite.
     """
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
@@ -337,7 +347,7 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
 
 
 def close_folder(folder: Path) -> None:
-    """Remove other users' rights on a folder, if it exists, and on its contents."""
+    """Remove all rights of other users on a folder and its contents, if the folder exists."""
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and not path.is_symlink():
@@ -355,5 +365,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def _draft(path: Path) -> Path:
-    """A name beside `path` that no other process or thread uses."""
+    """Return a path in the same folder as `path` that no other process or thread uses."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")

@@ -126,7 +126,7 @@ _MOVED = {
 
 
 def new_name(name: str) -> str | None:
-    """The module that has replaced a former one; None for other names.
+    """Return the present name of a module that had another name before; None for any other name.
 
     >>> new_name("fedlgm.example_level.engine"), new_name("fedlgm.errors")
     ('fedlgm.training.example_level.engine', None)
@@ -157,7 +157,9 @@ class _Former(MetaPathFinder, InspectLoader):
         return ModuleSpec(fullname, self, origin=spec.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module itself."""
+        """Return the module under its present name, with a warning if the former name is
+        deprecated.
+        """
         name = new_name(spec.name) or ""
         if ".".join(spec.name.split(".")[:2]) not in SHORT:
             warnings.warn(f"{spec.name} is now {name}", DeprecationWarning, stacklevel=2)
@@ -166,12 +168,14 @@ class _Former(MetaPathFinder, InspectLoader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module has run under its own name, and keeps its own specification."""
+        """Run nothing, because the module has run under its present name; restore the specification
+        of this name.
+        """
         name = module.__spec__.name if module.__spec__ is not None else ""
         module.__spec__ = self._specs.pop(name, module.__spec__)
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Code of the module, for `python -m`."""
+        """Return the code of the module, for `python -m`."""
         name = new_name(fullname) or ""
         spec = importlib.util.find_spec(name)
         return (
@@ -181,7 +185,7 @@ class _Former(MetaPathFinder, InspectLoader):
         )
 
     def get_source(self, fullname: str) -> str | None:
-        """None: sources are read under the module's own name."""
+        """Return None, because sources are read under the module's present name."""
         return None
 
 

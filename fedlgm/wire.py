@@ -49,7 +49,7 @@ _PREFIX = 10
 
 
 def fields(values: np.ndarray) -> dict[str, Any]:
-    """The fields of Flower's `Array` for `values`, as from `Array(values)`, with one copy instead
+    """Make the fields that Flower's `Array(values)` would have, with one copy of the values instead
     of three.
     """
     return {
@@ -61,15 +61,15 @@ def fields(values: np.ndarray) -> dict[str, Any]:
 
 
 def npy(values: np.ndarray) -> bytes:
-    """An array in the .npy format, version 1."""
+    """Convert an array to the .npy format, version 1."""
     values = np.asarray(values, order="C")
     return b"".join((_header(values.dtype, values.shape), values.reshape(-1).view(np.uint8).data))
 
 
 @lru_cache(maxsize=64)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Beginning of the .npy form of a C-ordered array. The same few headers occur in every
-    round.
+    """Make the header of a C-ordered array in the .npy format. Headers are cached, because the same
+    few occur in every round.
     """
     header = BytesIO()
     described = {
@@ -82,7 +82,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 
 def view(data: bytes | memoryview) -> np.ndarray:
-    """The numbers in the data of Flower's `Array`, read-only and without a copy.
+    """Return the numbers in the data of Flower's `Array`, read-only and without a copy.
 
     Raises:
         RunError: the data are not exactly one array of numbers in the .npy format, version 1.
@@ -97,8 +97,8 @@ def view(data: bytes | memoryview) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _parse_header(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type that a whole .npy header states; NumPy parses it as Python source,
-    which takes long.
+    """Read the shape, the order and the type in a .npy header. Results are cached, because NumPy
+    parses a header as Python source, which is slow.
     """
     head = BytesIO(header)
     np.lib.format.read_magic(head)
@@ -120,8 +120,8 @@ def in_a_simulation(population: int) -> str:
 
 
 def printable(text: str, longest: int) -> str:
-    """Untrusted text for a log or a terminal: one short line, with "?" for characters that are not
-    printable.
+    """Convert untrusted text to one short line for a log or a terminal, with "?" in place of
+    characters that are not printable.
 
     Example:
         >>> printable("gone" + chr(10) + "round 9: all is well" + chr(27), 30)

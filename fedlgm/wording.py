@@ -27,7 +27,7 @@ def prefix_key(
 
 
 def prefix_message(path: str, message: str, owner: str = "", keys: Iterable[str] = ()) -> str:
-    """A message prefixed, once, with the key that it concerns.
+    """Prefix a message with the key that it concerns, unless it already begins with this key.
 
     Args:
         path: a section ("mechanism"), or one of its keys ("data.partition").
@@ -76,7 +76,8 @@ FOREIGN = {
 
 
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
-    """Suggestions for an unknown name: similar known names, or all known names if none is similar.
+    """Suggest known names in place of an unknown name: the similar ones, or all known names if none
+    is similar.
 
     Args:
         name: the unknown name.
@@ -107,8 +108,8 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
 
 
 def first_problem(error: Any) -> str:
-    """Key and reason of the first problem in a pydantic error, without the value, which may be of
-    any kind.
+    """Describe the first problem in a pydantic error by its key and reason, without the value,
+    which may be of any type.
     """
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
@@ -145,10 +146,10 @@ def describe_problem(problem: Mapping[str, Any], known: Iterable[str] = ()) -> s
 
 
 def _shorten(value: Any) -> str:
-    """A value of a settings file, shortened to a sentence's length."""
+    """Write a value of a settings file as text, shortened so that it fits into a sentence."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
+    except ValueError:  # Python does not convert numbers of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 

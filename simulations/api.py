@@ -1,4 +1,6 @@
-"""Simulations from Python, with one call and one result that has a notebook view."""
+"""Functions that simulate a federation and resume a simulation from Python, and the result of a
+run, which notebooks can display.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,14 @@ from simulations.runs.stopping import reported_rates
 from simulations.summaries.report_types import Exported
 
 load_recipe = recipes.load
-"""Read a recipe: `simulations.config.recipe.load`."""
+"""The function `simulations.config.recipe.load`, which reads a recipe."""
 
 _LAUNCHING = ("workers", "ray_address", "supernodes", "on_folder", "trackers")
 
 
 class RunResult(Figures):
-    """A finished run, with its summary as a mapping, figures as attributes, model and history.
+    """A finished run. It is a mapping of the summary's entries and also gives the run's figures,
+    model and history.
 
     Example:
         >>> import simulations, tempfile
@@ -55,29 +58,30 @@ class RunResult(Figures):
 
     Args:
         summary: the run's summary.
-        own: the objects that the run was given.
+        own: the Python objects that the user passed to the run.
     """
 
     def __init__(self, summary: Mapping[str, Any], own: Own) -> None:
-        # the program may change folders
+        # an absolute path, because the program may change its working directory
         super().__init__({**summary, "run": str(Path(summary["run"]).absolute())})
         self._own = own
 
     @property
     def epsilon(self) -> float:
-        """Proven epsilon at the recipe's delta. It is infinite for releases that are not
+        """Proven epsilon at the recipe's delta; infinite if the releases are not differentially
         private.
         """
         return float(self["epsilon"])
 
     @property
     def claimed_epsilon(self) -> float:
-        """Epsilon that the method's authors would state."""
+        """Epsilon that the authors of the method would claim for this run."""
         return float(self["claimed_epsilon"])
 
     @cached_property
     def attack_rates(self) -> AttackRates:
-        """Bounds on every attack on one unit of the run.
+        """Bounds on the error rates of every attack that tries to detect one unit of the run, such
+        as one client.
 
         Raises:
             LedgerError: the ledger is damaged.
@@ -86,10 +90,11 @@ class RunResult(Figures):
             return reported_rates(self._folder.recipe(), ledger)
 
     def statement(self) -> Statement:
-        """The privacy statement of the run, derived from its recipe and ledger.
+        """Derive the privacy statement of the run from its recipe and ledger.
 
         Raises:
-            LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
+            LedgerError: the ledger is damaged, or does not match the recipe, the checkpoints or the
+                result.
         """
         return self._folder.verified_result()["statement"]
 
@@ -106,19 +111,20 @@ class RunResult(Figures):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics of the final model on the test set: the metrics of the task, and the metrics
-        given to `simulate(metrics=...)`.
+        """All metrics of the final model on the test set: those of the task, and those that the
+        user passed to `simulate` as `metrics` or computed in `evaluate`.
         """
         return dict(self["metrics"])
 
     @cached_property
     @plain_defaults()
     def history(self) -> list[RoundRow]:
-        """One public row per round (see `simulations.runs.rows.RoundRow`), after row 0. Row 0 holds
-        the "metrics" of the initial model, which is evaluated when the history is first read.
+        """Row 0 with the "metrics" of the initial model, followed by one public row per round (see
+        `simulations.runs.rows.RoundRow`). The initial model is evaluated when the history is read
+        for the first time.
 
         Raises:
-            DataError: the test data are no longer there.
+            DataError: the test data cannot be found any more.
         """
         before = measure(self._assembly, self._assembly.model.module(), 0)
         initial: Any = {"round": 0, "metrics": before, "headline": self["headline"]}
@@ -146,8 +152,8 @@ class RunResult(Figures):
         return Assembly(self._folder.recipe(), self._own)
 
     def model(self) -> nn.Module:
-        """The model with its final weights, in evaluation mode; a Hugging Face model keeps its own
-        class.
+        """Build the model with its final weights, in evaluation mode. A Hugging Face model has its
+        original class.
 
         Raises:
             RunError: the run's checkpoints are gone.
@@ -155,13 +161,13 @@ class RunResult(Figures):
         return models.original(self.module())
 
     def coefficients(self) -> libraries.DataFrame:
-        """Coefficients of a linear model: one row for each column of the table and one for the
-        intercept.
+        """Return the coefficients of a linear model, with one row for each input column and one row
+        for the intercept.
 
-        Each column of the frame belongs to one output of the model. If this output is a class or
-        interval with a name, the column has this name. The one output of the tasks "binary" and
-        "ranked" is the logit of the second class. The coefficients belong to the model's inputs: to
-        the standardised columns if the data were standardised.
+        Each column of the frame stands for one output of the model. If this output is a class or an
+        interval with a name, the column has this name. In the tasks "binary" and "ranked", the only
+        output is the logit of the second class. If the data were standardised, the coefficients
+        apply to the standardised inputs.
 
         Example:
             >>> import pandas, simulations, tempfile, torch
@@ -201,8 +207,8 @@ class RunResult(Figures):
 
     @plain_defaults()
     def module(self) -> nn.Module:
-        """The model in the form in which it was trained. The task's loss takes its outputs. It
-        raises the errors of `model`.
+        """Build the final model in the form in which it was trained, whose outputs the task's loss
+        takes. The errors are those of `model`.
         """
         return self._folder.checkpoints.into(
             self._assembly.model.module(), self._assembly.model.layers
@@ -210,10 +216,11 @@ class RunResult(Figures):
 
     @plain_defaults()
     def export(self, file: Path | str, *, adapter: bool = False) -> Exported:
-        """Write the model to a file whose suffix names the format (.onnx, .safetensors, .pt), or
-        only its adapters.
+        """Write the model, or only its adapters, to a file. The file's suffix determines the format
+        (.onnx, .safetensors or .pt).
 
-        No further arguments are needed, even if model and data were passed as Python objects.
+        The model and the data need not be passed again, even if they were given to `simulate` as
+        Python objects.
 
         Example:
             >>> import simulations, tempfile
@@ -224,12 +231,12 @@ class RunResult(Figures):
 
         Args:
             file: file to write.
-            adapter: write the adapters (LoRA) in the format of `peft` instead; `file` is then a
-                folder.
+            adapter: whether to write only the adapters (LoRA), in the format of `peft`; `file` is
+                then a folder.
 
         Raises:
-            ConfigError: the suffix names no format, the packages for .onnx are missing, or there
-                are no adapters.
+            ConfigError: the suffix names no format, the packages for .onnx are missing, or the
+                model has no adapters.
             RunError: PyTorch cannot express the model as ONNX, or the file cannot be written.
         """
         from simulations.exports.adapter_files import export_adapter
@@ -251,15 +258,15 @@ class RunResult(Figures):
             'report.html'
 
         Args:
-            private: write `private/report.html` instead, which also shows figures that no noise
-                protects.
+            private: whether to write `private/report.html` instead, which also shows figures that
+                no noise protects and must not be published.
         """
         return Path(tools.write_report(self.folder, private)["report"])
 
     @plain_defaults()
     def audit(self, **options: Any) -> Any:
-        """Audit the run. The result is a lower bound on its leakage. It comes from the run's
-        canaries, or from its noise, which is drawn again from the seed.
+        """Audit the run: compute a lower bound on its privacy loss, either from the run's canaries
+        or from its noise, which is drawn again from the seed.
 
         Example:
             >>> import simulations, tempfile
@@ -270,16 +277,19 @@ class RunResult(Figures):
             True
 
         Args:
-            options: method, confidence, canaries (see `fedlgm_lab.audits.Audit`).
+            options: `method`, `confidence` and `canaries` (see `fedlgm_lab.audits.Audit`).
 
         Raises:
             ConfigError: an option is outside its range.
-            RunError: the run has neither canaries nor a seed; the message says what to run again.
+            RunError: the run has neither canaries nor a seed; the message says with which settings
+                to run it again.
         """
         return tools.audit_run(self.folder, tools.Audit(**options), own=self._own)
 
     def layers(self) -> list[LayerRow]:
-        """One row per layer of the last release: size, bound, noise, share, SNR."""
+        """Return one row per layer of the last release, with the layer's size, bound, noise, share
+        of the budget and signal-to-noise ratio.
+        """
         from simulations.summaries.planning import layer_rows
 
         checkpoint = self._folder.checkpoints.latest(self._assembly.model.layers)
@@ -294,7 +304,9 @@ class RunResult(Figures):
         return f"RunResult({self['recipe']}: {headline} {figure:.4f}, {spent}; {self.folder})"
 
     def _repr_html_(self) -> str:
-        """Notebook view: summary, guarantee, layers, curves."""
+        """Return the notebook view as HTML, with the summary, the guarantee, the layers and the
+        curves.
+        """
         correlated = self._assembly.privacy.facts.noise is not None
         return tools.summary_html(
             self, list(self._folder.rows()), self.layers(), correlated=correlated
@@ -337,57 +349,60 @@ def simulate(
 
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`. The default is `lora` for a model of
-            `transformers` or `peft`, or for a function that returns such a model. Otherwise the
-            default is `digits`. The following arguments replace its model, task, data and so on.
-        model: an `nn.Module`, with the initial weights, which are public, or a class or function
-            that returns a module; models of `transformers` and `peft` are modules. Like
-            task, data and mechanism, it may also be a bundled name or "package.module:name".
+            `transformers` or `peft`, or for a function that returns such a model; for any other
+            model it is `digits`. The following arguments replace the recipe's model, task, data and
+            so on.
+        model: an `nn.Module` with the initial weights, which are public, or a class or function
+            that returns a module; models of `transformers` and `peft` are modules. `model`, `task`,
+            `data` and `mechanism` may also be bundled names or "package.module:name".
         task: a `fedlgm.training.tasks.Task`, or a function (outputs [n, ...], targets [n, ...]) ->
-            losses [n]. Default for a Hugging Face model: the task of its head.
+            losses [n]. For a Hugging Face model, the default is the task of the model's head.
         data: a `fedlgm.data.DataSet`, or {"train": (x, y), "test": (x, y), "clients": [index
-            arrays]} of NumPy arrays x [n, ...] and y [n, ...], with "clients" or "users" [n] if the
-            data have their own clients; otherwise the recipe's partition divides the training set.
-            Both parts may also be pandas frames or `datasets.Dataset` objects (see
-            `fedlgm.data.tables`). With this argument the public seed of a bundled recipe is
-            dropped, unless your recipe file or overrides state it. If there are fewer than 20
+            arrays]} of NumPy arrays x [n, ...] and y [n, ...], with "clients" or "users" [n] if it
+            is given which client holds which example; otherwise the recipe's partition divides the
+            training set. "train" and "test" may also be pandas frames or `datasets.Dataset` objects
+            (see `fedlgm.data.tables`). With this argument, the public seed of a bundled recipe is
+            dropped unless your recipe file or `overrides` set it, and if there are fewer than 20
             clients, all of them take part in every round of a bundled recipe.
-        users: the column of such tables that names each example's user, or the users of the
-            training examples [n].
+        users: the column of these tables that names each example's user, or the user of each
+            training example [n].
         mechanism: a `fedlgm.Mechanism`.
         partition: a Partitioner of flwr-datasets, or a function (data, clients, seed) -> indices of
             each client.
         server_optimizer: an object with `step(model, mean_update)`; both arguments have the shape
             [parameters].
-        trainer: training of the clients: a name (`fedlgm.training.kinds.names`) such as "fedprox",
-            or a class or function (module, layers, settings, *, device, task) ->
-            `fedlgm.training.Trainer`. Its result is bounded like any update.
+        trainer: how clients train: a name (`fedlgm.training.kinds.names`) such as "fedprox", or a
+            class or function (module, layers, settings, *, device, task) ->
+            `fedlgm.training.Trainer`. The updates of every trainer are bounded.
         noise: correlation of the noise over the rounds: "banded", "square-root", "blt", or a
             `fedlgm.noise.correlation.Correlation` for as many rounds as the run has.
-        metrics: functions by name, (outputs [n, ...], targets [n, ...]) -> number for the whole
-            test set. They are added to the task's own metrics. Both arguments are tensors on the
-            CPU.
-        evaluate: a function (round, module) -> {name: number} of the released model, called
-            wherever the test set is evaluated, and once before the run on the initial model (round
-            0). Its figures join the metrics. They cost no privacy on public data; on private data
-            no budget covers them.
+        metrics: further metrics in addition to those of the task: a mapping of names to functions
+            (outputs [n, ...], targets [n, ...]) -> number. Each function gets the outputs and
+            targets of the whole test set, as tensors on the CPU.
+        evaluate: a function (round, module) -> {name: number} that gets the released model. It is
+            called whenever the model is evaluated on the test set, and once before the run with the
+            initial model (round 0). Its numbers are added to the metrics. If it reads only public
+            data, it costs no privacy; if it reads private data, no budget covers what its numbers
+            reveal.
         overrides: changes to the recipe, {"section.key": value} or a list of "section.key=value".
-            None (or "none") removes a value, such as "run.seed" for data that need protection,
-            since the noise of a run with a seed can be drawn again.
+            None (or "none") removes a value. Remove "run.seed" for data that need protection,
+            because the noise of a run with a seed can be drawn again.
         engine: "local" (this process), "processes" (forked from it), "ray" (resident actors),
             "flower" (Flower's simulation runtime), "auto" (the best one for the machine), another
             name or reference (`simulations.engines`), or an `Engine`.
         run_dir: folder to create; by default `runs/<recipe>-<time>`.
-        progress: called with each round's row. By default a line on standard error shows the
-            progress, and a log gets a line every 30 seconds. False shows nothing.
+        progress: a function that is called with each round's row. By default a line in the terminal
+            or in the notebook shows the progress; elsewhere, a line is written to standard error
+            every 30 seconds. With False, nothing is shown.
         options: `workers`, `ray_address`, `supernodes`, `on_folder`, `trackers` (see
             `simulations.launch.simulate`).
 
     Returns:
-        The run's figures, guarantee, history and model.
+        The finished run, with its figures, guarantee, history and model.
 
     Raises:
-        ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used; one
-            message says why, if possible before anything is written.
+        ConfigError, DataError, PrivacyError, RunError: an argument or setting cannot be used. The
+            message says why, and if possible the error is raised before anything is written.
     """
     given = {
         "task": models.task_of(model) if task is None else task, "mechanism": mechanism,
@@ -402,7 +417,7 @@ def simulate(
             summary = launch.simulate(
                 parsed, engine=engine, run_dir=run_dir, progress=on_round, own=own, **options
             )
-    except KeyboardInterrupt as stop:  # its note says how to continue, after a short traceback
+    except KeyboardInterrupt as stop:  # its note on how to continue is then easy to find
         raise stop.with_traceback(None) from None
     return RunResult(summary, own)
 
@@ -419,8 +434,8 @@ def resume(
     users: Any = None,
     **objects: Any,
 ) -> RunResult:
-    """Continue an interrupted run, or open a finished run. The final model is the same as the model
-    of an uninterrupted run.
+    """Continue an interrupted run, or open a finished run. The final model of a continued run is
+    the one that the run would have had without the interruption.
 
     Example:
         >>> import simulations, tempfile
@@ -436,12 +451,13 @@ def resume(
         workers: see `simulations.launch.simulate`.
         ray_address: see `simulations.launch.simulate`.
         supernodes: see `simulations.launch.simulate`.
-        users: as for `simulate`, if the run was started with it.
-        objects: the objects that the run was started with (model, task, data, mechanism, partition,
-            server_optimizer); others are refused. `metrics` and `evaluate` may differ.
+        users: the same as for `simulate`, if the run was started with this argument.
+        objects: the objects that were passed to `simulate` (`model`, `task`, `data`, `mechanism`
+            and so on). Different objects are refused, except for `metrics` and `evaluate`.
 
     Raises:
-        RunError: there is no such run, or the given objects or clients are not the run's.
+        RunError: there is no such run, or the objects or the clients differ from those with which
+            the run was started.
     """
     refuse_unknown("resume", objects, [field.name for field in fields(Own)])
     objects["data"] = data_sets.with_users(objects.get("data"), users)

@@ -1,4 +1,6 @@
-"""A keyed draw of a round's participants by client number, not by Flower's random node ids."""
+"""Drawing of a round's participants from a key, by their client numbers and not by Flower's random
+node identifiers.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,16 @@ class CohortSampler:
     """Draws cohorts as pure functions of the keys and the round, so that a restart does not change
     them.
 
-    A separation between participations counts from one invitation to the next. A drawn client that
-    does not answer is not replaced, and it is not drawn again any sooner.
+    The separation between two participations of a client is the number of rounds from one draw of
+    the client to the next. A drawn client that does not answer is not replaced, and must wait as
+    long as if it had answered.
 
     Attributes:
-        sampling: scheme, population, rate and separation.
+        sampling: scheme of the draw, with population, rate and separation.
         keys: key ring of the draw. It is secret, because amplification by sampling requires a
             secret draw.
-        dropout_rate: probability that a drawn client does not answer (simulated; the public
-            denominator does not change).
+        dropout_rate: probability with which a simulated client does not answer although it is
+            drawn. The public denominator does not change.
 
     Example:
         >>> sampler = CohortSampler(Sampling("cyclic", 12, 0.25, 4), KeyRing.from_seed(1))
@@ -43,8 +46,8 @@ class CohortSampler:
     _invited: list[np.ndarray] = field(default_factory=list, repr=False, compare=False)
 
     def cohort(self, round: int, exclude: frozenset[int] = frozenset()) -> np.ndarray:
-        """Client numbers of a round (from 1), ascending, int64. Clients in `exclude` have reached
-        their cap and are not drawn.
+        """Draw the clients of a round; rounds are numbered from 1. The result is ascending, int64.
+        Clients in `exclude`, which have reached their limit of participations, are left out.
         """
         sampling = self.sampling
         if sampling.scheme == "min-separation":
@@ -76,16 +79,16 @@ class CohortSampler:
         )
 
     def groups(self) -> np.ndarray:
-        """Group of every client, int64 [population]. Groups are drawn independently, once for the
-        run.
+        """Return the group of every client, int64 [population]. The groups of the clients are drawn
+        independently of each other, once for the run.
         """
         return self.keys.numpy_generator(Purpose.GROUP).integers(
             0, self.sampling.separation or 1, size=self.sampling.population
         )
 
     def _draw_separated(self, round: int) -> np.ndarray:
-        """Clients drawn from those that were not invited in the last b - 1 rounds. The cohorts of
-        earlier rounds are drawn first.
+        """Draw clients from those that were not drawn in the last b - 1 rounds, where b is the
+        separation. The cohorts of earlier rounds are drawn first.
         """
         population, size = self.sampling.population, round_half_up(self.sampling.expected)
         apart = (self.sampling.separation or 1) - 1
@@ -101,7 +104,7 @@ class CohortSampler:
         return self._invited[round - 1]
 
     def present(self, round: int, cohort: np.ndarray) -> np.ndarray:
-        """The part of a cohort that answers."""
+        """Return the clients of a cohort that do not drop out."""
         if self.dropout_rate == 0:
             return cohort
         clients = [
@@ -114,11 +117,11 @@ class CohortSampler:
 
 
 def require_once(cohort: np.ndarray, population: int) -> None:
-    """Refuse a cohort that holds a client twice or an unknown client. A class derived from
-    `CohortSampler` may draw such a cohort.
+    """Refuse a cohort that contains a client twice or an unknown client. A user's subclass of
+    `CohortSampler` might draw such a cohort.
 
     Raises:
-        PrivacyError: a client would contribute more than its bound.
+        PrivacyError: a client occurs twice or is unknown.
 
     Example:
         >>> require_once(np.array([2, 5]), population=6)
@@ -131,7 +134,7 @@ def require_once(cohort: np.ndarray, population: int) -> None:
 
 
 def round_half_up(value: float) -> int:
-    """Nearest integer, halves up, at least 1.
+    """Round to the nearest integer, with halves rounded up; the result is at least 1.
 
     Example:
         >>> round_half_up(2.5), round_half_up(0.1)
@@ -145,9 +148,9 @@ def blocks(cohort: np.ndarray, size: int, work: np.ndarray | None = None) -> lis
 
     Args:
         cohort: client numbers, ascending.
-        size: clients in a block.
-        work: expected effort of every client of the population (simulations only). The clients with
-            the most effort then come first, so that the clients of a block take similar times and
+        size: largest number of clients in a block.
+        work: expected effort of every client of the population (simulations only). The clients are
+            then sorted by descending effort, so that the clients of a block take similar times and
             the last blocks of a round are short.
 
     Example:

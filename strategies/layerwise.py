@@ -1,9 +1,9 @@
 """FedAvg with layer-wise differential privacy.
 
-In one round, the strategy samples clients, makes the plan and sends messages to the nodes. The
-nodes return bounded sums, which the strategy adds in a fixed order. The strategy then charges the
-ledger, adds the noise, divides by the public denominator and takes a server step. The transcript
-receives the new model.
+In one round, the strategy samples clients, makes the plan of the release and sends messages to the
+nodes. The nodes return sums of bounded updates, which the strategy adds in a fixed order. The
+strategy then charges the ledger, adds the noise, divides by the public denominator, takes a step of
+the server's optimizer and appends the new model to the transcript.
 """
 
 from __future__ import annotations
@@ -54,29 +54,33 @@ from strategies.replies import (
 )
 from strategies.server_optimizer import ServerStep, require_finite
 
-# Sums are read in place, within their messages, and are never changed.
+# Sums are read from the memory of their messages without a copy, and are never changed.
 warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
 
-_SHOWN = 10  # clients that a notice names
-_LARGEST = 3  # contributions that a notice names when training has diverged
+_SHOWN = 10  # number of clients that a notice names
+_LARGEST = 3  # number of contributions that a notice names after divergence
 
 
 @dataclass
 class RoundRecord:
-    """Record of a finished round. The plan is public; only the server knows the rest.
+    """Record of a finished round. The plan is public; only the server may know the other
+    attributes.
 
     `LayerwiseFedAvg` creates a record at the end of every round and passes it to `on_round`.
 
     Attributes:
         round: number of the round, from 1.
         plan: plan of the release.
-        cohort: clients drawn; they stay secret in a deployment, because amplification needs it.
-        present: clients that took part: they were drawn, did not drop out and were sent a message.
-        discarded: number of contributions with NaN or Inf, which counted as zero; it has no noise.
+        cohort: number of clients that were drawn. It stays secret in a deployment, because
+            amplification by sampling requires a secret cohort.
+        present: number of drawn clients that did not drop out; 0 if the round releases nothing.
+        discarded: number of contributions with NaN or infinity, which counted as zero. No noise is
+            added to this number.
         seconds: wall time of the round without evaluation.
-        failures: replies that are missing, failed or were rejected. Each of them counted as zero.
-        notes: figures of `PublishedFedAvg`, each [clients, K].
+        failures: the contributions that are missing, failed or were rejected. Each of them counted
+            as zero.
+        notes: for `PublishedFedAvg`, arrays [clients, K] of figures of the clients, by name.
         exhausted: clients that were not invited because they have spent their budget (local trust).
     """
 
@@ -93,7 +97,7 @@ class RoundRecord:
 
 @dataclass
 class Pending:
-    """The round in flight."""
+    """A round whose messages are sent and whose replies are not yet aggregated."""
 
     round: int
     plan: ReleasePlan
@@ -104,31 +108,32 @@ class Pending:
     exhausted: tuple[int, ...] = ()
     failures: list[Failure] = field(default_factory=list)
     notes: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    # by client, if contributions arrive client by client
+    # norm of each client's contribution, if every client has its own node
     norms: dict[int, float] = field(default_factory=dict)
 
 
 class LayerwiseFedAvg(FedAvg):
-    """Flower strategy that releases exactly what a mechanism plans.
+    """Flower strategy that publishes only the releases that a mechanism plans.
 
-    `PrivateFedAvg` builds such a strategy from a model and a budget, and docs/how-to/flower-app.md
-    runs it. A round needs clients on a grid, so there is no example here.
+    `PrivateFedAvg` builds such a strategy from a model and a budget; docs/how-to/flower-app.md
+    shows how to run it. There is no example here, because a round needs clients on a grid.
 
     Args:
         method: mechanism, layers and facts of the run.
-        transcript: state to start from; `transcript.rounds` rounds are already done.
+        transcript: the models and plans so far; the run continues after `transcript.rounds` rounds.
         sampler: draws the cohorts.
-        optimizer: server step.
-        releaser: keys, ledger and numerics of the server's releases.
-        nodes: assignment of nodes to clients.
+        optimizer: the server's optimizer.
+        releaser: adds the noise to the server's releases and charges them to the ledger.
+        nodes: assigns nodes to clients.
         on_round: called with each finished round and the new transcript.
-        continue_ledger: whether the ledger may hold rounds that are not in `transcript`. The costs
-            of all rounds then add up.
+        continue_ledger: whether the ledger may contain rounds that are not in `transcript`; the
+            costs of all rounds then add up.
 
     Raises:
-        ConfigError: real nodes have a public seed, the run's accounting does not cover the cohorts,
-            or the mechanism needs another strategy class.
-        LedgerError: the ledger holds other rounds, and `continue_ledger` is not set.
+        ConfigError: the seed is public although the nodes are real, the run's accounting does not
+            cover the cohorts, or the mechanism needs another strategy class.
+        LedgerError: the ledger contains rounds that are not in `transcript`, and `continue_ledger`
+            is not set.
         ValueError: the transcript's model has another size than the layer table.
     """
 
@@ -148,8 +153,8 @@ class LayerwiseFedAvg(FedAvg):
         continue_ledger: bool = False,
     ) -> None:
         super().__init__(arrayrecord_key=wire.ARRAYS, configrecord_key=wire.CONFIG)
-        # Clients evaluate nothing. This is set here, because Flower's constructor would warn users
-        # of it although it is intended.
+        # Clients do not evaluate. The two attributes are set here and not through Flower's
+        # constructor, because that would warn users although the setting is intended.
         self.fraction_evaluate, self.min_evaluate_nodes = 0.0, 0
         if method.layers.size != transcript.models[-1].numel():
             raise ValueError("the transcript's model does not fit the layer table")
@@ -185,23 +190,23 @@ class LayerwiseFedAvg(FedAvg):
         """Print nothing, because the run's report contains more."""
 
     def initial_arrays(self) -> ArrayRecord:
-        """The current global model in the form that Flower's `Strategy.start` takes."""
+        """Return the current global model in the form that Flower's `Strategy.start` takes."""
         return _record(self.transcript.models[-1])
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the cohort, make the plan and return a message for each node that is asked."""
+        """Draw the cohort, make the plan and return the messages to the nodes."""
         started = time.perf_counter()
         facts = self.method.facts
         round_ = self.transcript.rounds + 1  # Flower counts from 1 also when a run is resumed
         if round_ == self._configured and not self.nodes.repeats:
-            # Nodes that answered the first attempt at this round now make another release, so they
-            # are charged again.
+            # This is a second attempt at the round. Nodes that answered the first attempt make
+            # another release, so they are charged again.
             self.releaser = replace(self.releaser, attempt=secrets.token_bytes(16))
         self._configured = round_
-        # If clients noise their own steps, each client has the recipe's budget for itself, with or
-        # without a cap.
+        # If clients add noise to their own steps, each client has the whole budget of the recipe,
+        # even if the recipe sets no limit of participations.
         cap = facts.max_participations if facts.steps is None else facts.releases
         exhausted = self.releaser.clients_at_cap(round_, cap)
         self._say_exhausted(exhausted)
@@ -218,7 +223,7 @@ class LayerwiseFedAvg(FedAvg):
             cut = []  # no client is asked, so nothing is released
         else:
             self.nodes.charge(grid, charge)
-        # what the caller of `start` has to tell its clients
+        # `config` is what the caller of `start` sends to the clients
         extra = {**config, wire.PLAN: plan.to_json()}
         sent = self._messages(grid, cut, round_, arrays, MessageType.TRAIN, extra)
         self._pending = Pending(
@@ -229,14 +234,15 @@ class LayerwiseFedAvg(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Add up, charge, noise, divide by the public denominator and step.
+        """Add up the contributions, charge the release, add its noise, divide by the public
+        denominator and take a step of the server's optimizer.
 
         Raises:
-            RunError: no round was configured, a simulation's block failed, or too few nodes
-                answered.
+            RunError: `configure_train` was not called before, a block of a simulation failed, or
+                too few nodes answered.
             LedgerError: the release cannot be charged.
-            DivergedError: the server step gave NaN or infinity; `transcript` is still the
-                transcript of the previous round.
+            DivergedError: the step of the server's optimizer gave NaN or infinity; `transcript`
+                then still ends with the previous round.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -278,8 +284,8 @@ class LayerwiseFedAvg(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Skip federated evaluation, because metrics of private data without noise would be another
-        release.
+        """Return no messages: there is no federated evaluation, because metrics of private data
+        without noise would be an unprotected release.
         """
         return []
 
@@ -288,8 +294,8 @@ class LayerwiseFedAvg(FedAvg):
         return None
 
     def _say_exhausted(self, exhausted: frozenset[int]) -> None:
-        """Log the clients that no longer take part. Reports omit them, because only the operator
-        may know who took part.
+        """Warn the operator of the clients whose budget has been exhausted since the last call.
+        Reports omit these clients, because only the operator may know who took part.
         """
         new, self._said = sorted(exhausted - self._said), self._said | exhausted
         if new:
@@ -301,13 +307,13 @@ class LayerwiseFedAvg(FedAvg):
     def _plan(
         self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid
     ) -> ReleasePlan:
-        """The round's plan, computed from released values alone."""
+        """Make the round's plan from released values alone."""
         with torch_threads(self.releaser.numerics.threads):
             return self.method.plan(self.transcript)
 
     def _read_more(self, reply: Message, clients: int, pending: Pending) -> None:
-        """Read only the sum, whatever else a node sends. Everything that a run publishes is bounded
-        and noised.
+        """Ignore everything except the sum in a node's reply, because a run publishes only values
+        that are bounded and noised. Subclasses may read more.
         """
 
     def _messages(
@@ -319,8 +325,8 @@ class LayerwiseFedAvg(FedAvg):
         kind: str,
         extra: dict[str, Any],
     ) -> list[Sent]:
-        """One message per block if every node serves any client; one message per client if each
-        client has its own node.
+        """Make one message per block if every node serves any client, or one message per client if
+        each client has its own node. A client without a node gets an entry without a message.
         """
         sent = []
         for node, members in self.nodes.addresses(cut):
@@ -333,8 +339,8 @@ class LayerwiseFedAvg(FedAvg):
         return sent
 
     def _sum(self, pending: Pending, replies: Iterable[Message]) -> BoundedSum:
-        """Sum of the blocks in order. If contributions arrive client by client, they are first
-        combined into blocks.
+        """Add the sums of the blocks in their order. If each client has its own node, the
+        contributions are first added up within their blocks.
         """
         single, plan = self.nodes.single, pending.plan
         total = BoundedSum.empty(plan)
@@ -362,8 +368,8 @@ class LayerwiseFedAvg(FedAvg):
     def _add_client(
         self, block: BoundedSum, request: Sent, reply: Message | None, pending: Pending
     ) -> None:
-        """Add one client's contribution if it keeps the plan's bounds. Otherwise it counts as zero
-        and adds no noise.
+        """Add one client's contribution to the block if the contribution is within the plan's
+        bounds. Any other contribution counts as zero and is recorded as a failure.
         """
         if reply is not None:
             try:
@@ -377,7 +383,9 @@ class LayerwiseFedAvg(FedAvg):
                 )
 
     def _contribution(self, reply: Message, plan: ReleasePlan) -> np.ndarray:
-        """A single client's numbers within the bounds of the plan that it follows."""
+        """Return the values of one client's reply after checking them against the bounds of the
+        plan that the client follows.
+        """
         mechanism = self.method.mechanism
         if isinstance(mechanism, PlansFromAnswers):
             return own_contribution(reply, plan, mechanism)

@@ -1,4 +1,4 @@
-"""Messages to nodes, on Flower's Grids and on those that number their messages themselves."""
+"""Messages to nodes, for Flower's Grids and for Grids that number their messages themselves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SERVER_NODE = 1
 
 
 class NumberingGrid(Grid, ABC):
-    """A Grid that makes its own messages. Its `send_and_receive` returns the replies in the order
-    of the messages.
+    """A Grid that numbers its messages itself. Its `send_and_receive` returns the replies in the
+    order of the messages.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class NumberingGrid(Grid, ABC):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message of this grid."""
+        """Make a message with the next number of this grid."""
         metadata = Metadata(
             run_id=1,
             message_id=str(next(self._numbers)),
@@ -46,22 +46,22 @@ class NumberingGrid(Grid, ABC):
         return Message(content=content, metadata=metadata)  # type: ignore[call-overload]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send, wait, and keep the replies for `pull_messages`."""
+        """Send messages, wait for the replies, and store these for `pull_messages`."""
         batch = list(messages)
         ids = [message.metadata.message_id for message in batch]
         self._replies |= zip(ids, self.send_and_receive(batch), strict=True)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to pushed messages, each returned once."""
+        """Return the replies to pushed messages. Each reply is returned only once."""
         return [self._replies.pop(key) for key in message_ids if key in self._replies]
 
 
 def message_to(grid: Grid, content: RecordDict, kind: str, node: int, group: str) -> Message:
-    """A message for a node. Flower's Grids number it when they send it.
+    """Make a message for a node. Flower's Grids give a message its number when they send it.
 
     Args:
-        grid: the Grid that will send it.
+        grid: the Grid that will send the message.
         content: content of the message.
         kind: type of the message, such as "train".
         node: ID of the node.

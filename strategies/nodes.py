@@ -1,6 +1,4 @@
-"""Which node serves which client. The strategy is given this assignment and checks it against the
-nodes' statements.
-"""
+"""The assignment of nodes to clients. Each node tells the strategy which clients it serves."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from fedlgm.wire import printable
 from strategies.messages import message_to
 
 Addresses = list[tuple[int | None, list[int]]]
-"""(node, clients) of each message; the node is None if the client's node is gone."""
+"""The node and the clients of each message; the node is None if a client has no connected node."""
 _POLL_S = 0.1
 _ANSWER_S = 30.0  # seconds in which a node that connects at the last moment can answer
 
 
 class ChargedFirst:
-    """Nodes whose round is charged before its messages are sent, because a client may release as
-    soon as it gets a message.
+    """Nodes for whose clients a round is charged before its messages are sent, because a client may
+    make its release as soon as it gets a message.
 
     Example:
         >>> ChargedFirst().charge(grid=None, charge=lambda: print("charged"))
@@ -34,20 +32,20 @@ class ChargedFirst:
     """
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """Charge a round."""
+        """Call `charge`, which charges the round's clients."""
         charge()
 
 
 @dataclass
 class AnyNode(ChargedFirst):
-    """Workers of a simulation, in which every node serves every client.
+    """Workers of a simulation in which every node serves every client.
 
     Attributes:
-        work: expected effort of each client (see `strategies.cohort.blocks`); None keeps clients in
-            order.
+        work: expected training effort of each client, by which blocks are formed (see
+            `strategies.cohort.blocks`); with None, the clients stay in their order.
         wait: seconds to wait until a node connects.
-        keyed: whether nodes have the same keys when the run is resumed, so that they repeat their
-            contributions.
+        keyed: whether the nodes have the same keys again after the run is resumed, so that they
+            repeat their contributions.
 
     Example:
         >>> AnyNode(wait=5.0).single, OneNodePerClient().single  # whether a message carries one client alone
@@ -71,11 +69,12 @@ class AnyNode(ChargedFirst):
         return self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
-        """Find the workers, once.
+        """Wait for the workers and check that each of them serves any client. After the first
+        success, do nothing.
 
         Raises:
-            RunError: no worker connects, a worker does not start, or a worker states that it serves
-                a single client.
+            RunError: no worker connects, a worker does not start, or a worker answers that it
+                serves a single client.
         """
         deadline = time.monotonic() + self.wait
         while not self._nodes:
@@ -94,7 +93,7 @@ class AnyNode(ChargedFirst):
                 time.sleep(_POLL_S)
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
-        """(node, clients) of every message, one message per block."""
+        """Return the node and the clients of every message, with one message per block."""
         return [
             (self._nodes[i % len(self._nodes)], block.tolist()) for i, block in enumerate(blocks)
         ]
@@ -106,15 +105,16 @@ class OneNodePerClient(ChargedFirst):
 
     Attributes:
         wait: seconds to wait until the clients' nodes have connected.
-        round_timeout: seconds in which nodes must answer in a round; None uses Flower's timeout.
+        round_timeout: seconds within which the nodes must answer in a round; with None, Flower's
+            timeout applies.
         quorum: share of the registered clients whose nodes must connect before the run starts, and
             share of a round's nodes that must answer. None means that all nodes must connect and at
             least one must answer in a round.
-        max_failures: largest allowed number of missing, failed and rejected replies in a round;
-            with more, the run ends. None allows any number while at least one node answers.
+        max_failures: largest number of missing, failed and rejected replies in a round with which
+            the run goes on. With None, the run goes on while at least one node answers.
         simulated: whether the nodes belong to a simulation, where a public seed is allowed.
         test_mode: whether real nodes may run with a public seed, which protects nothing.
-        keyed: whether simulated nodes have the same keys when the run is resumed.
+        keyed: whether simulated nodes have the same keys again after the run is resumed.
 
     Example:
         >>> OneNodePerClient(quorum=0.5).addresses([np.array([3, 4])])  # no node has connected yet
@@ -142,11 +142,12 @@ class OneNodePerClient(ChargedFirst):
         return self.simulated and self.keyed
 
     def find(self, grid: Grid, population: int) -> None:
-        """Find every client's node. Later calls account for nodes that left or joined.
+        """Find the node of every client. The first call waits for the nodes; later calls update the
+        assignment if nodes have left or joined.
 
         Raises:
-            RunError: at the start, a node states another population, two nodes claim the same
-                client, or a client has no node.
+            RunError: in the first call, a node names a different number of clients, two nodes name
+                the same client, or too many clients have no node.
         """
         if self._known:
             here = set(grid.get_node_ids())
@@ -182,16 +183,16 @@ class OneNodePerClient(ChargedFirst):
         self._name_silent(here)
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
-        """(node, clients) of every message, one message per client; the node is None if the
-        client's node is gone.
+        """Return the node and the client of every message, with one message per client; the node is
+        None if the client has no connected node.
         """
         return [(self._nodes.get(int(c)), [int(c)]) for block in blocks for c in block]
 
     def _meet(
         self, grid: Grid, here: set[int], population: int, wait: float, *, tolerant: bool = False
     ) -> None:
-        """Drop nodes that are gone, and ask new ones. A restarted node comes back under another
-        number.
+        """Drop the nodes that have disconnected, and ask new nodes for their clients. A restarted
+        node is a new node, because Flower gives it another number.
         """
         self._nodes = {client: node for client, node in self._nodes.items() if node in here}
         answers = ask(grid, here - self._known, wait, tolerant=tolerant)
@@ -212,7 +213,9 @@ class OneNodePerClient(ChargedFirst):
                 warnings.warn(Notice(f"a node that joined is not used: {error}"), stacklevel=3)
 
     def _name_silent(self, here: set[int]) -> None:
-        """Name the nodes that have not answered, and do not ask them again."""
+        """Warn of the nodes that have not answered, and mark them as known so that they are not
+        asked again.
+        """
         if silent := here - self._known:
             warnings.warn(
                 Notice(f"nodes {sorted(silent)} did not say which client they are: not used"),
@@ -242,10 +245,11 @@ Nodes = AnyNode | OneNodePerClient
 
 
 def _reason(said: str) -> str:
-    """The text of a node's error, shortened for a message. A traceback names the cause at its end,
-    so the end is kept. For an app without fedlgm, the text is the remedy.
+    """Shorten the text of a node's error for a message. The last 500 characters remain, because a
+    traceback names the cause at its end. If the node runs an app without fedlgm, the result is the
+    remedy instead.
     """
-    # a line of Flower's own code
+    # messages of Flower's own code
     if "query function registered" in said or "No {category} function registered" in said:
         return "its app is Flower's ClientApp, which bounds nothing: use app = clients.PrivateClientApp(model)"
     return printable(said[-500:], 500)
@@ -254,7 +258,7 @@ def _reason(said: str) -> str:
 def ask(
     grid: Grid, nodes: Iterable[int], wait: float, *, tolerant: bool = False
 ) -> dict[int, ConfigRecord]:
-    """Each node's statement of its client.
+    """Ask each node which client it serves; return the answers by node.
 
     Raises:
         RunError: a node answers with an error, unless `tolerant`.

@@ -19,11 +19,11 @@ Strategy = TypeVar("Strategy")
 
 
 class Unsent(KeyError):
-    """A figure that no client sends."""
+    """Error for a metric that no client sends, when a trial reads this metric."""
 
 
 class Figures(MetricRecord):
-    """Figures of a trial.
+    """Metrics of the reply in a trial, which raise `Unsent` for every metric that no client sends.
 
     Example:
         >>> Figures({"round": 1})["train_loss"]
@@ -40,7 +40,7 @@ class Figures(MetricRecord):
 
 
 def copy_strategy(strategy: Strategy) -> Strategy:
-    """A copy of a strategy, with copies of its lists and mappings."""
+    """Copy a strategy, together with its lists, sets and mappings."""
     duplicate = copy.copy(strategy)
     for name, value in vars(strategy).items():
         if isinstance(value, list | dict | set | deque):
@@ -52,13 +52,13 @@ def copy_strategy(strategy: Strategy) -> Strategy:
 def unsent_figure(
     aggregate: Callable[[Iterable[Message]], Any], server_round: int, size: int
 ) -> Unsent | None:
-    """A figure that a function of replies reads and that no client sends; None if there is no such
-    figure.
+    """Find a metric that a function of replies reads although no client sends it; None if there is
+    no such metric.
 
-    Other errors of the function are ignored, because the trial itself may cause them.
+    All other errors of the function are ignored, because the trial may be their cause.
 
     Args:
-        aggregate: the function. It is called with one reply, whose update is zero.
+        aggregate: the function, which is called with one reply whose update is zero.
         server_round: number of the round.
         size: length of the update.
     """

@@ -1,4 +1,4 @@
-"""FedAvg with a privacy budget for an existing Flower app. One strategy has one model, one
+"""FedAvg with a privacy budget, for an existing Flower app. Each strategy object has one model, one
 mechanism and one ledger.
 """
 
@@ -77,21 +77,22 @@ _INSTEAD = {
     ): "it is an option of the mechanism: mechanism=fedlgm.mechanisms.get('uniform', bound=0.5)",
     ("initial_parameters",): "the model, the first argument, has the initial weights",
 }
-"""Replacements for arguments of Flower's strategies. The keys are the beginnings of the arguments'
-names.
+"""What to use instead of the arguments of Flower's strategies. Each key lists the beginnings of
+names of arguments.
 """
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class PrivateFedAvg(LayerwiseFedAvg):
-    """Client-level private federated averaging of a torch model; clients run a
-    `clients.PrivateClientApp`.
+    """Federated averaging of a torch model with client-level differential privacy. The clients run
+    a `clients.PrivateClientApp`.
 
-    Noise and ledger are made for `rounds` rounds at (epsilon, delta) under add-or-remove-one with
-    Poisson sampling, or replace-one under local trust. Keys come from the operating system. A
-    ledger that holds rounds of an earlier process is refused unless `continue_ledger` is set.
-    `start` prints the ledger's epsilon in its last line.
+    The noise is calibrated so that `rounds` rounds with Poisson sampling satisfy (epsilon, delta)
+    under the add-or-remove-one relation, or under the replace-one relation with local trust. The
+    keys of the noise are drawn from the operating system. A ledger that contains rounds of an
+    earlier process is refused unless `continue_ledger` is set. At its end, `start` prints the
+    ledger's epsilon.
 
     Example:
         >>> import tempfile, torch
@@ -101,30 +102,32 @@ class PrivateFedAvg(LayerwiseFedAvg):
         True
 
     Args:
-        model: the model, or the list of NumPy arrays that an app without torch sends; its weights
-            are the initial weights, which are public.
-        mechanism: a registered name, "name:variant", "package.module:Class", or an object.
-        epsilon: budget of all rounds.
-        delta: delta of the budget; below one over the number of clients.
-        clients: number N of registered clients, one node each.
+        model: the model, or the list of NumPy arrays that an app without torch sends. The model's
+            weights, or the arrays, are the initial weights, which are public.
+        mechanism: the mechanism, as an object, a registered name, "name:variant" or
+            "package.module:Class".
+        epsilon: budget of all rounds together.
+        delta: delta of the budget; it should be below one over the number of clients.
+        clients: number N of registered clients, each of which has one node.
         rounds: number of rounds.
-        rate: probability with which a client takes part in a round.
+        rate: probability with which each client takes part in a round.
         ledger: SQLite file that records the spent budget.
-        trust: trust model, which says who adds the noise.
-        training: a description of the app's training, for mechanisms of the LaDP-FL paper's frame
-            ("ladp:published"). Their noise follows from this description; nothing checks it.
-        optimizer: server step, or its name (see `ServerOptimizer`); by default the mean update is
-            added.
+        trust: trust model, which determines who adds the noise.
+        training: a description of the app's training, for mechanisms in the framework of the
+            LaDP-FL paper ("ladp:published"). Their noise is computed from this description, and
+            nothing checks that the app trains as described.
+        optimizer: the server's optimizer, as an object or a name (see `ServerOptimizer`); by
+            default the mean update is added to the model.
         server_lr: learning rate of a named optimizer. The default is 1 for "sgd". It is 0.1 for
-            "momentum", which adds every update up to ten times over the rounds. It is 0.01 for
-            "adam" and "yogi", whose steps move every coordinate by about the rate.
+            "momentum", which over the rounds adds up to ten times each update, and 0.01 for "adam"
+            and "yogi", in whose steps each coordinate moves by about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
-        continue_ledger: whether the ledger may hold rounds of an earlier process with the same
-            settings. The costs of all rounds then add up. To resume a run after m of its rounds,
+        continue_ledger: whether the ledger may contain rounds of an earlier process with the same
+            settings; the costs of all rounds then add up. To resume a run after m of its rounds,
             also load the saved weights into the model and pass `num_rounds=rounds - m` to `start`.
-        flowers: arguments of Flower's own strategies, each refused with the name of its
-            replacement.
+        flowers: arguments of Flower's own strategies. Each of them is refused with a message that
+            names its replacement.
 
     Raises:
         ConfigError, PrivacyError, LedgerError: an argument cannot be used (for a model see
@@ -224,17 +227,18 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """Run all remaining rounds, or at most `num_rounds` of them, and print what the ledger has
         spent.
 
-        `result.arrays` has the form of the model's `load_state_dict`. Frozen parameters and buffers
-        are those of the model given to the constructor. This model is also the initial model:
-        `initial_arrays` is accepted for compatibility with Flower but not used, and a notice says
-        so if it holds other weights. `evaluate_fn(round, arrays)` gets arrays of the same form and
-        sees only released models, so on public data it costs no privacy.
+        `result.arrays` has the form of the model's `load_state_dict`. Its frozen parameters and
+        buffers are those of the model that the constructor was given. That model is also the
+        initial model: `initial_arrays` is accepted for compatibility with Flower but not used, and
+        a notice warns of this if its weights differ from the model's. `evaluate_fn(round, arrays)`
+        gets arrays of the same form. These arrays are released models, so an evaluation on public
+        data costs no privacy.
 
         Raises:
-            ConfigError: `num_rounds` is not a whole number, or negative; another argument has a
+            ConfigError: `num_rounds` is negative or not a whole number; or another argument has a
                 wrong type.
-            DivergedError: a round's model is NaN or infinite; `state_dict()` is still the model of
-                the previous round.
+            DivergedError: the model of a round contains NaN or infinity; `state_dict()` still
+                returns the model of the previous round.
             LedgerError: another run is charging the ledger, or has charged rounds since this
                 strategy was created.
         """
@@ -283,7 +287,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         """Print nothing (see `LayerwiseFedAvg.summary`).
 
         Raises:
-            ConfigError: a strategy that wraps this one calls it.
+            ConfigError: another strategy, which wraps this strategy, calls `summary`.
         """
         if not self._starting:
             raise ConfigError(
@@ -293,7 +297,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
             )
 
     def initialize_parameters(self, *_: Any, **__: Any) -> Any:
-        """Refuse Flower's older ways to start a strategy.
+        """Refuse to be started through Flower's older interface.
 
         Raises:
             ConfigError: always.
@@ -307,15 +311,15 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages. They carry the strategy's own model; `arrays` is this model in the
-        form of a `state_dict`.
+        """Return the messages of the round. They contain the strategy's model as one vector;
+        `arrays`, the same model in the form of a `state_dict`, is not used.
 
-        A subclass' `aggregate_train` is first called once on a copy of the strategy, with the reply
-        of a client whose update is zero.
+        If a subclass overrides `aggregate_train`, that method is first tried once on a copy of the
+        strategy, with the reply of a client whose update is zero.
 
         Raises:
-            ConfigError: a subclass' `aggregate_train` reads a figure that no client sends; nothing
-                is charged.
+            ConfigError: a subclass's `aggregate_train` reads a metric that no client sends. The
+                round is then not charged.
         """
         if not self._tried and type(self).aggregate_train is not PrivateFedAvg.aggregate_train:
             trial = copy_strategy(self)
@@ -332,8 +336,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """The next model in the form of its `load_state_dict` (see
-        `LayerwiseFedAvg.aggregate_train`).
+        """Return the next model in the form of the model's `load_state_dict`, and the round's
+        number (see `LayerwiseFedAvg.aggregate_train`).
         """
         if self._on_trial:
             return self._state(), Figures({"round": self.transcript.rounds + 1})
@@ -343,12 +347,12 @@ class PrivateFedAvg(LayerwiseFedAvg):
             if not self._starting:
                 self._held.close()
         if not self._starting and self.transcript.rounds == self.method.facts.rounds:
-            self._print_cost()  # a subclass' `start` has run the rounds
+            self._print_cost()  # a subclass's `start` has run the rounds
         return self._state(), metrics
 
     def _hold(self) -> None:
-        """Hold the ledger until `_held` is closed. Before the first round, the ledger must not have
-        other rounds.
+        """Lock the ledger until `_held` is closed. Before the first round of a new run, the ledger
+        must not contain other rounds.
         """
         with ExitStack() as held:
             held.enter_context(self.releaser.ledger.hold())
@@ -377,24 +381,26 @@ class PrivateFedAvg(LayerwiseFedAvg):
         )
 
     def _state(self) -> ArrayRecord:
-        """The current model in the form of its `load_state_dict`, with frozen parameters and
+        """Return the current model in the form of its `load_state_dict`, with frozen parameters and
         buffers.
         """
         self.method.layers.load_(self._module, self.transcript.models[-1])
         return ArrayRecord(self._module.state_dict())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The current global model's trainable parameters by name."""
+        """Return the trainable parameters of the current global model by name."""
         named = self.method.layers.unflatten(self.transcript.models[-1])
         return {name: value.clone() for name, value in named.items()}
 
     def epsilon(self) -> float:
-        """Epsilon spent so far at the run's delta, including everything in the ledger."""
+        """Compute the epsilon at the run's delta that the charges in the ledger have spent so far;
+        charges of earlier runs in the same ledger are included.
+        """
         _, delta = self.method.facts.budget()
         return self.releaser.ledger.epsilon(delta, self.method.facts.accountant)
 
     def guarantee(self) -> str:
-        """The guarantee in one sentence."""
+        """Return the guarantee in one sentence."""
         return self._guarantee().sentence(noise_reproducible=False)
 
     def _guarantee(self) -> Guarantee:
@@ -414,7 +420,7 @@ def _refuse(flowers: dict[str, Any]) -> None:
 
 
 def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
-    """The server's step, with a rate that fits it."""
+    """Return the server's optimizer. A named optimizer without a rate gets its usual rate."""
     if lr is not None and not isinstance(optimizer, str | None):
         raise ConfigError(
             "server_lr is the rate of a named optimizer: an optimizer that is given as an object "
@@ -427,8 +433,8 @@ def _step(optimizer: str | ServerStep | None, lr: float | None) -> ServerStep:
 
 
 def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> None:
-    """Refuse arguments of `start` on which Flower would fail in its own code, some of them only
-    after a round.
+    """Refuse arguments of `start` on which Flower's code would fail, in some cases only after a
+    round.
     """
     if not isinstance(arrays, ArrayRecord | None):
         raise ConfigError(f"initial_arrays must be an ArrayRecord, got {type(arrays).__name__}")
@@ -446,13 +452,13 @@ def _require_types(arrays: Any, configs: Iterable[Any], evaluate_fn: Any) -> Non
 
 
 def _functions(error: BaseException) -> list[str]:
-    """Names of the functions through which an error passed."""
+    """List the names of the functions through which an error passed."""
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
 def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricRecord | None:
-    """A user's figures. They are checked here, because Flower would fail on unusable figures only
-    after the last round.
+    """Call a user's `evaluate_fn` and check what it returns, because Flower would fail on an
+    unusable result only after the last round.
     """
     figures: Any = evaluate_fn(round, arrays)
     if not isinstance(figures, MetricRecord | None):
@@ -465,8 +471,8 @@ def _evaluate(evaluate_fn: Evaluate, round: int, arrays: ArrayRecord) -> MetricR
 
 
 def _warn_of_arrays(given: ArrayRecord, records: Iterable[ArrayRecord]) -> None:
-    """Warn of initial weights that no client will train, such as the weights of a pretrained
-    model.
+    """Warn if the given initial weights, such as those of a pretrained model, are not the weights
+    in `records`, from which the run starts.
     """
     theirs = given.to_numpy_ndarrays()
     for record in records:

@@ -30,16 +30,18 @@ class PublishedFedAvg(LayerwiseFedAvg):
     def _plan(
         self, round_: int, cut: list[np.ndarray], arrays: ArrayRecord, grid: Grid
     ) -> ReleasePlan:
-        """The cohort is asked for its raw figures first, if the mechanism plans from them."""
+        """Make the round's plan. If the mechanism plans from raw layer norms, first ask the cohort
+        for these norms.
+        """
         mechanism, layers = self.method.mechanism, self.method.layers
         common = super()._plan(round_, cut, arrays, grid)
         if not isinstance(mechanism, UsesPrivateNorms):
             return common
-        extra = {wire.PLAN: common.to_json()}  # says how examples are sampled
+        extra = {wire.PLAN: common.to_json()}  # from it clients know how to sample examples
         sent = self._messages(grid, cut, round_, arrays, wire.TRAIN_NORMS, extra)
         messages = [request.message for request in sent if request.message is not None]
         replies = grid.send_and_receive(messages, timeout=self.nodes.round_timeout)
-        examples = isinstance(mechanism, BoundsExamples)  # then each row belongs to an example
+        examples = isinstance(mechanism, BoundsExamples)  # each row is then of one example
         rows = [
             norms
             for request, reply in in_order(sent, replies, self.nodes.single, [])
@@ -67,8 +69,8 @@ class PublishedFedAvg(LayerwiseFedAvg):
 
 
 def _norms(reply: Message, count: int | None, layers: int) -> np.ndarray | None:
-    """Raw layer norms [count, K] of a reply. If `count` is None, any number of rows is allowed. The
-    result is None if the reply holds anything else.
+    """Read the raw layer norms [count, K] in a reply. If `count` is None, any number of rows is
+    allowed. The result is None if the reply does not contain such norms.
     """
     try:
         rows = wire.view(reply.content.array_records[wire.ARRAYS][wire.NORMS].data)

@@ -1,5 +1,5 @@
-"""The server's side of a release: charge, noise and division by the public denominator, in this
-order.
+"""What the server does for a release: it charges the ledger, adds the noise and divides by the
+public denominator, in this order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedlgm.training.devices import Numerics, torch_threads
 
 
 class ReleaseKeeper(Protocol):
-    """Keeps the releases of a run, so that others can check them.
+    """Interface of an object that stores the releases of a run, so that others can check them.
 
     Example:
         >>> class Norms:
@@ -40,36 +40,37 @@ class ReleaseKeeper(Protocol):
         key: str | None = None,
         exact: Tensor | None = None,
     ) -> None:
-        """Keep a charged release before it is used.
+        """Store a release after it is charged and before it is used.
 
         Args:
             round: number of the round.
             plan: plan of the release.
             noisy: the released sum, float64 [plan.size].
             key: name of the server's noise, as in the ledger; None if the clients add the noise.
-            exact: the bounded sum before the server's noise is added; it stays secret; float64
-                [plan.size]; None if the clients add the noise.
+            exact: the bounded sum before the server's noise is added, float64 [plan.size], which
+                must stay secret; None if the clients add the noise.
         """
 
 
 @dataclass(frozen=True)
 class Releaser:
-    """Charges the ledger, then adds noise.
+    """Charges the ledger for each release, then adds the server's noise.
 
     Attributes:
         keys: secret key ring of the server's noise.
-        ledger: charged before each release.
+        ledger: the ledger that is charged before each release.
         numerics: device and noise backend.
         observer: observer of a simulation's releases under central trust; it sees every sum before
             and after the noise is added, and may add canaries to the sum.
-        attempt: identity of this attempt at the run. It is set if a later attempt cannot repeat the
-            same releases bit by bit, as with real nodes under local trust.
-        run_noise: noise of the run so far, if it is correlated over rounds.
+        attempt: random identifier of this attempt at the run or at a round. It is set if a later
+            attempt cannot repeat the same releases bit by bit, as with real nodes under local
+            trust.
+        run_noise: noise of the earlier rounds of the run, if the noise is correlated over rounds.
         redrawn: position of the last ledger row for which an earlier process drew the participants,
             with other keys.
-        stated: whether rows of the ledger state the plan's guarantee; they do if no recipe states
-            it.
-        keeper: keeps each release; None keeps nothing.
+        stated: whether the rows of the ledger contain the plan's guarantee, which is needed if
+            there is no recipe from which the guarantee follows.
+        keeper: stores each release; with None, releases are not stored.
 
     Example:
         >>> import tempfile
@@ -93,7 +94,9 @@ class Releaser:
     keeper: ReleaseKeeper | None = None
 
     def mean(self, total: BoundedSum, plan: ReleasePlan, round: int) -> Tensor:
-        """The round's released mean [plan.size] float32 on the CPU."""
+        """Charge the round, add the noise and return the released mean [plan.size], float32 on the
+        CPU.
+        """
         device, backend = self.numerics.device, self.numerics.noise_backend
         values = plan.facts.noised_by.open_sum(total).to(device, widest(device))
         if not plan.facts.noised_by.uploads_released:
@@ -127,7 +130,7 @@ class Releaser:
             self.ledger.charge_each(plan.event, round=round, keys=keys, **self._terms(plan))
 
     def _terms(self, plan: ReleasePlan) -> dict[str, Any]:
-        """Fields of a ledger row in addition to its cost."""
+        """Return the fields of a ledger row other than its cost."""
         return {
             "claim": plan.claim,
             "protects": plan.protects,
@@ -136,8 +139,8 @@ class Releaser:
 
     @property
     def draws_anew(self) -> bool:
-        """Whether every participant of the ledger's rounds was drawn with keys of an earlier
-        process.
+        """Whether the participants of all rounds in the ledger were drawn by earlier processes,
+        with other keys.
         """
         return self.redrawn >= self.ledger.position()
 
@@ -148,19 +151,19 @@ class Releaser:
         return charging.of(plan.facts).is_charged(plan, self.ledger.rounds)
 
     def clients_at_cap(self, round: int, max_participations: int | None) -> frozenset[int]:
-        """Clients at their cap before `round`."""
+        """Return the clients that have reached their limit of participations before `round`."""
         if max_participations is None:
             return frozenset()
         counts = self.ledger.participations()
         for later, client, key in self.ledger.since(round):
-            # A resumed run repeats this release bit by bit: it is on the ledger, but not yet in the
-            # past.
+            # A resumed run repeats this release bit by bit. The release is in the ledger, but it
+            # belongs to `round` or a later round.
             counts[client] -= key == self._client_key(later, client)
         return frozenset(client for client, count in counts.items() if count >= max_participations)
 
     def _event(self, plan: ReleasePlan, round: int, key: str) -> privacy.DpEvent:
-        """The cost of a release: the round's own cost, or, if the round was released before, the
-        cost of one more release with the same draws.
+        """Return the cost of a release: the cost that the plan states or, if the round was released
+        before with other noise, the cost of one more release with the same participants.
         """
         first = next(iter(self.ledger.keys_of(round, after=self.redrawn)), None)
         return plan.event if first in (None, key) else plan.repeated_event

@@ -1,8 +1,9 @@
-"""A round's replies, matched to messages, ordered, and checked if they come from a single client.
+"""Functions that match a round's replies to its messages, order them, and check the replies of
+single clients.
 
-A single client's reply is not trusted: it counts as at most one contribution within the plan's
-bounds. A reply that breaks a rule counts as zero and is reported with the node's name; it cannot
-weaken the protection of other clients.
+The reply of a single client is not trusted. It counts as one contribution if it is within the
+plan's bounds. Otherwise it counts as zero and is reported with the node's number. In neither case
+can it weaken the protection of other clients.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ from fedlgm.wire import printable
 
 _ROUNDING = 1 + 1e-9
 _LONGEST_REASON = 500
-_SUPERLINK = 1  # node number under which Flower reports that a node is lost
+_SUPERLINK = 1  # number of the node from which Flower reports that another node is lost
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A message of a round that brought no contribution.
+    """A message of a round to which no usable contribution was returned.
 
     Attributes:
         kind: "missing" (there is no node, or no reply in time), "error" (the node reports a
             failure) or "rejected" (a reply that breaks a rule).
         node: the node that was asked; None if the client has no node.
         client: the client that was asked.
-        reason: description of the failure; parts may be text from the node (see `printable`).
+        reason: description of the failure. It may contain text from the node, so it is made
+            printable (see `printable`).
 
     Example:
         >>> Failure("error", node=7, client=3, reason=chr(27) + "[31mred").reason.isprintable()
@@ -55,7 +57,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Sent:
-    """A message as it was sent.
+    """A message of a round, with the clients that it addresses.
 
     Attributes:
         message: the message; None if no node could receive it.
@@ -71,25 +73,25 @@ class Sent:
 
     @property
     def node(self) -> int | None:
-        """The node that was asked."""
+        """The node to which the message was sent; None if there is no message."""
         return None if self.message is None else self.message.metadata.dst_node_id
 
 
 def in_order(
     sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
 ) -> Iterator[tuple[Sent, Message | None]]:
-    """Yield (message, reply) for every message, in order and as early as possible; the reply is
-    None if it failed.
+    """Yield every message with its reply, in the order of the messages and as early as possible. In
+    place of a missing or failed reply, None is yielded.
 
-    A reply is matched by the message that it answers, not by what its content states. It must come
-    from the addressed node and belong to the same run.
+    A reply is matched through the message identifier in its metadata, not through its content. It
+    must come from the node that was asked and belong to the same run.
 
     Args:
         sent: the round's messages.
-        replies: in any order.
-        single: whether failures are collected (one client per message) or end the run (blocks of a
-            simulation).
-        failures: failures are appended here.
+        replies: the replies, in any order.
+        single: whether each message is for one client. Failures are then collected; otherwise, with
+            the blocks of a simulation, a failure ends the run.
+        failures: the list to which failures are appended.
 
     Raises:
         RunError: a block failed or is missing.
@@ -153,7 +155,7 @@ def _mismatch(reply: Message, sent: Sequence[Sent], slot: int, taken: bool) -> s
     assert asked is not None
     if reply.metadata.run_id != asked.metadata.run_id:
         return "it belongs to another run"
-    # Flower itself reports lost nodes, under its own number.
+    # The report that a node is lost comes from Flower's SuperLink, under the SuperLink's number.
     allowed = {asked.metadata.dst_node_id, *((_SUPERLINK,) if reply.has_error() else ())}
     if reply.metadata.src_node_id not in allowed:
         return f"node {asked.metadata.dst_node_id} was asked"
@@ -161,7 +163,8 @@ def _mismatch(reply: Message, sent: Sequence[Sent], slot: int, taken: bool) -> s
 
 
 def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
-    """The sum that a worker of a simulation returns, [plan.size]; only its form is checked.
+    """Read the sum [plan.size] that a worker of a simulation returned. Only its shape and type are
+    checked.
 
     Raises:
         PrivacyError: the sum does not have the plan's size or type.
@@ -177,12 +180,13 @@ def block_sum(reply: Message, plan: ReleasePlan) -> np.ndarray:
 
 
 def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
-    """A single client's contribution, [plan.size] float64, if it keeps the plan's bounds.
+    """Read a single client's contribution [plan.size] as float64, and check that it is within the
+    plan's bounds.
 
-    Under central trust every part's norm must stay within its bound. Under local trust it must stay
-    within a limit that a bounded part plus its noise exceeds with probability at most 1e-15. A
-    contribution bounded example by example must lie within the public cap that clients keep
-    (`fedlgm.planning.upload_caps`). Figures that the reply states about itself are ignored.
+    Under central trust the norm of every part must not exceed the part's bound. Under local trust
+    the norm must not exceed a limit that a bounded part plus its noise exceeds with probability at
+    most 1e-15. If the client bounds the gradients of its examples, the norm must not exceed a
+    public cap (`fedlgm.planning.upload_caps`). The metrics of the reply are ignored.
 
     Raises:
         PrivacyError: the contribution exceeds the bounds; the message says how.
@@ -191,13 +195,14 @@ def contribution(reply: Message, plan: ReleasePlan) -> np.ndarray:
 
 
 def own_contribution(reply: Message, plan: ReleasePlan, mechanism: PlansFromAnswers) -> np.ndarray:
-    """`contribution` of a client that plans its layers from its own answer.
+    """Do the same as `contribution` for a client that plans its layers from its own answer to a
+    query.
 
-    The reply holds the answer. The server makes the same plan from this answer and requires the
-    layers to keep it.
+    The reply contains the noisy answer. The server makes the same plan from this answer, and
+    requires the client's layers to be within the bounds of this plan.
 
     Raises:
-        PrivacyError: answer or layers exceed their bounds, or a layer that the answer does not
+        PrivacyError: the answer or a layer exceeds its bound, or a layer that the answer does not
             select is not zero.
     """
     values, size, count = _numbers(reply, plan), plan.layers.size, len(plan.indices)
@@ -217,7 +222,7 @@ def own_contribution(reply: Message, plan: ReleasePlan, mechanism: PlansFromAnsw
 
 
 def _numbers(reply: Message, plan: ReleasePlan) -> np.ndarray:
-    """A reply's numbers [plan.size], float64.
+    """Read the numbers [plan.size] in a client's reply as float64.
 
     Raises:
         PrivacyError: the reply cannot be read.
@@ -226,13 +231,13 @@ def _numbers(reply: Message, plan: ReleasePlan) -> np.ndarray:
         return block_sum(reply, plan).astype(np.float64)
     except FedlgmError as error:
         raise PrivacyError(str(error)) from error
-    except Exception as error:  # whatever a hostile message makes the parser raise
+    except Exception as error:  # a hostile message can make the parser raise any exception
         raise PrivacyError(f"the reply cannot be read: {type(error).__name__}: {error}") from error
 
 
 def check_bounds(values: np.ndarray, plan: ReleasePlan) -> np.ndarray:
-    """One client's numbers [plan.size] as float64, if they keep the plan's bounds; see
-    `contribution`.
+    """Check that one client's numbers [plan.size] are within the plan's bounds (see
+    `contribution`), and return them as float64.
 
     Raises:
         PrivacyError: the numbers exceed the bounds; the message says how.
@@ -256,7 +261,7 @@ def _check_norm(values: np.ndarray, name: str, limit: float, order: int = 2) -> 
 
 
 def _limits(plan: ReleasePlan) -> list[float]:
-    """Largest allowed norm of each part of one client's contribution."""
+    """Compute the largest allowed norm of each part of one client's contribution."""
     if plan.bounded_by == "trainer":
         return [float(cap) for cap in upload_caps(plan)]
     return [plan.facts.noised_by.limit(part, plan.family) for part in plan.parts]
@@ -267,6 +272,6 @@ def _norm(values: np.ndarray, order: int) -> float:
         norm = float(np.linalg.norm(values, ord=order))
         if 1e-100 < norm < math.inf:
             return norm
-        # squares of huge numbers overflow, and squares of tiny numbers vanish
+        # squares of huge numbers overflow, and squares of tiny numbers underflow to zero
         largest = float(np.abs(values).max(initial=0.0))
         return largest * float(np.linalg.norm(values / largest, ord=order)) if largest else 0.0

@@ -1,4 +1,4 @@
-"""Learning-rate schedules of the server's step."""
+"""Learning-rate schedules of the server optimizer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ROUND = "schedule.round"
 
 
 class Scheduled:
-    """A server step that scales its change of the model by a factor for each round.
+    """A server optimizer whose change of the model in each round is scaled by a factor.
 
-    The library's optimizers change the model in proportion to their learning rate, and their state
-    does not depend on this rate. Scaling the change therefore equals scheduling the learning rate.
-    Factors depend only on the number of the round. Like the step itself, the factors are
-    post-processing.
+    The server optimizers of this library change the model in proportion to their learning rate, and
+    their state does not depend on this rate. To scale the change is therefore the same as to
+    schedule the learning rate. The factors depend only on the number of the round, so scaling is
+    post-processing, like the step of the optimizer.
 
     Args:
-        step: the step to scale.
+        step: the server optimizer whose changes are scaled.
         factors: factor of each round, [rounds].
 
     Example:

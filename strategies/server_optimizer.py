@@ -1,4 +1,6 @@
-"""The server's step from one global model to the next."""
+"""Server optimizers, which compute the next global model from the current model and the released
+mean update.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ from strategies.yogi import Yogi
 
 
 class ServerStep(Protocol):
-    """Interface of the server's step, which is post-processing of released values.
+    """Interface of a server optimizer. Its step is post-processing of released values.
 
-    A user's step needs only `step`. With `state` and `restore`, as in `ServerOptimizer`, an
-    interrupted run continues with its state; without them the state is reset.
+    A user's optimizer needs only the method `step`. If it also has `state` and `restore`, as
+    `ServerOptimizer` has, an interrupted run continues with the optimizer's state; otherwise the
+    run continues with a fresh optimizer.
 
     Example:
         >>> class Halfway:
@@ -40,7 +43,7 @@ class ServerStep(Protocol):
 
 
 class ResumableStep(ServerStep, Protocol):
-    """A step whose state is kept in checkpoints.
+    """A server optimizer whose state is saved in checkpoints.
 
     Example:
         >>> first, model, mean = ServerOptimizer("momentum", 1.0), torch.zeros(1), torch.ones(1)
@@ -54,11 +57,11 @@ class ResumableStep(ServerStep, Protocol):
         """Tensors for a checkpoint; none for a step without state."""
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint's global model [D] and `state`."""
+        """Continue from the global model [D] and the `state` of a checkpoint."""
 
 
 def names() -> tuple[str, ...]:
-    """Names of the server's steps.
+    """List the names of the server optimizers.
 
     Example:
         >>> names()[:4]
@@ -69,11 +72,11 @@ def names() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """A server's step that has a name.
+    """A server optimizer that has a name.
 
     Attributes:
-        make: class or function that maps (lr, momentum) to a step.
-        usual_lr: server learning rate of a `PrivateFedAvg` that states no rate.
+        make: class or function (lr, momentum) that makes the optimizer.
+        usual_lr: server learning rate if the arguments of `PrivateFedAvg` do not set one.
 
     Example:
         >>> usual_lr("adam"), usual_lr("sgd")
@@ -86,7 +89,7 @@ class OptimizerKind:
 
 @registers
 def register(name: str, make: Callable[[float, float], ServerStep], usual_lr: float = 1.0) -> None:
-    """Register a server's step under a name, for recipes and `PrivateFedAvg(server_optimizer=name)`.
+    """Register a server optimizer under a name, for recipes and `PrivateFedAvg(optimizer=name)`.
 
     Args:
         name: the name in recipes.
@@ -116,14 +119,15 @@ def register(name: str, make: Callable[[float, float], ServerStep], usual_lr: fl
 
 
 def usual_lr(choice: Any) -> float:
-    """Server learning rate of a step if none is stated: the usual rate of its kind, or 1 for a step
-    without a registered name.
+    """Return the server learning rate that applies if none is set: the usual rate of a registered
+    optimizer, or 1 for any other optimizer.
     """
     return float(_OPTIMIZERS.find(choice).usual_lr) if choice in _OPTIMIZERS else 1.0
 
 
 def is_own(name: str) -> bool:
-    """Whether a recipe's name names a user's step, by reference or by a registered name.
+    """Whether a name in a recipe stands for a user's optimizer, which may be registered or referred
+    to as "package.module:name".
 
     Example:
         >>> is_own("yogi"), is_own("mine:Step")
@@ -133,19 +137,20 @@ def is_own(name: str) -> bool:
 
 
 def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
-    """A server step.
+    """Make a server optimizer.
 
     Args:
-        choice: one of `names()`; "package.module:name" of a class or function (lr, momentum) ->
-            step, or of a step; or a step itself.
+        choice: one of `names()`; "package.module:name" of an optimizer, or of a class or function
+            (lr, momentum) that makes it; or any of these objects.
         lr: server learning rate.
-        momentum: momentum, for steps that use it.
+        momentum: momentum, for optimizers that use it.
 
     Returns:
-        The step. A step given as an object is copied, so that no two runs share its state.
+        The optimizer. If `choice` is an optimizer, the result is a copy, so that no two runs share
+        the state.
 
     Raises:
-        ConfigError: the name is unknown, or the object is not a step.
+        ConfigError: the name is unknown, or the object is not a server optimizer.
 
     Example:
         >>> server_step("sgd", lr=0.5, momentum=0.0).step(torch.tensor([1.0]), torch.tensor([2.0])).tolist()
@@ -181,11 +186,11 @@ def server_step(choice: Any, lr: float, momentum: float) -> ResumableStep:
 
 
 class OwnStep:
-    """A user's step. Its result is checked to be a usable model.
+    """A user's server optimizer, with a check that each step returns a tensor of the model's shape.
 
     Args:
-        step: as `ServerStep`.
-        label: its name, for messages.
+        step: the user's optimizer, an object with the methods of `ServerStep`.
+        label: the optimizer's name, for messages.
 
     Example:
         >>> class Halved:
@@ -199,13 +204,13 @@ class OwnStep:
         self._step, self.label = step, label
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next model [D], float32.
+        """Compute the next model [D], as float32.
 
         Raises:
             ConfigError: the step fails, or does not return a tensor of the model's shape.
         """
         with self._label_errors():
-            # a copy, because later plans may read this model
+            # a copy, because the step may change its argument and later plans may read this model
             result = self._step.step(model.clone(), mean_update)
         if not isinstance(result, Tensor) or result.shape != model.shape:
             given = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
@@ -216,13 +221,13 @@ class OwnStep:
         return result.to(torch.float32)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint; none for a step without `state`."""
+        """Return the tensors for a checkpoint; an optimizer without `state` has none."""
         with self._label_errors():
             return self._step.state() if hasattr(self._step, "state") else {}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint's state; a step without `restore` starts with a fresh
-        state.
+        """Continue from a checkpoint's state. An optimizer without `restore` starts afresh, and a
+        notice warns of this.
         """
         if hasattr(self._step, "restore"):
             with self._label_errors():
@@ -242,17 +247,17 @@ class OwnStep:
 
 
 def require_finite(model: Tensor, round: int) -> None:
-    """Refuse a model with NaN or infinity after the server step, because no later round could train
-    it.
+    """Raise DivergedError if a model contains NaN or infinity after the server step, because no
+    later round could train such a model.
 
     The model depends only on released values, so ending the run at this point reveals nothing more.
 
     Args:
         model: the next model [D].
-        round: the round that made it, for the message.
+        round: the round that produced the model, for the message.
 
     Raises:
-        DivergedError: the message names the round and a remedy.
+        DivergedError: the model contains NaN or infinity; the message names the round and remedies.
 
     Example:
         >>> require_finite(torch.tensor([1.0, float("inf")]), round=3)
@@ -271,21 +276,21 @@ def require_finite(model: Tensor, round: int) -> None:
 
 
 class ServerOptimizer:
-    """An optimizer that takes the released mean update as its (negative) gradient.
+    """A server optimizer that takes the negative of the released mean update as its gradient.
 
-    It uses only released values, so it is post-processing and costs no privacy.
+    The optimizer uses only released values, so its steps are post-processing and cost no privacy.
 
     Args:
         name: "sgd" (FedAvg: model + lr * mean), "momentum" (FedAvgM) or "adam" (FedAdam with
             PyTorch's Adam: bias correction, betas 0.9 and 0.999; every coordinate moves by about
-            `lr`, so 1 is far too much).
+            `lr` in each step, so lr = 1 is far too much).
         lr: server learning rate.
-        momentum: for "momentum".
-        eps: for "adam".
+        momentum: coefficient of the momentum, for "momentum".
+        eps: constant that "adam" adds to the denominator.
         decay: factor of decoupled weight decay, with which "adam" is AdamW.
 
     Raises:
-        ConfigError: the name is none of these.
+        ConfigError: the name is not one of these three.
 
     Example:
         >>> optimizer, model = ServerOptimizer("momentum", lr=1.0, momentum=0.5), torch.zeros(1)
@@ -315,7 +320,7 @@ class ServerOptimizer:
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
         """Next model [D] from the current one and the released mean update [D]."""
         if self._name == "sgd" and not self._decay:
-            # One fused operation. At lr = 1 it avoids the rounding of the optimizer's own
+            # One fused operation. At lr = 1 this avoids the rounding errors of the optimizer's
             # arithmetic.
             return torch.add(model, mean_update, alpha=self._lr)
         optimizer = self._optimizer_for(model)
@@ -324,7 +329,7 @@ class ServerOptimizer:
         return self._weights.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint must hold."""
+        """Return the tensors that a checkpoint must contain."""
         return {} if self._optimizer is None else self._optimizer.state()
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:

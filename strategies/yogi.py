@@ -1,4 +1,6 @@
-"""FedYogi, a server step whose scales grow slowly, so that one noisy round changes them little."""
+"""FedYogi, a server optimizer whose estimates of the squared updates change slowly, so that one
+noisy round has little influence on the step sizes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ class Yogi:
         self._mean, self._square = torch.zeros(()), torch.zeros(())
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next model [D] from the current one and the released mean update [D]."""
+        """Compute the next model [D] from the current one and the released mean update [D]."""
         square = mean_update.square()
         self._mean = torch.lerp(mean_update, self._mean.expand_as(mean_update), _BETA1)
         self._square = self._square - (1 - _BETA2) * square * torch.sign(self._square - square)

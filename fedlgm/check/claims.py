@@ -52,7 +52,7 @@ def accounted_values(settings: Settings) -> Verdict | None:
     if not unequal:
         return Verdict("holds", "Epsilon was computed for the values of the run.")
     less, more = (
-        # without a multiplier, any multiplier shows which of the two epsilons is larger
+        # If no multiplier is stated, any multiplier shows which of the two epsilons is larger.
         _gaussian(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
         for values in (claim, settings)
     )
@@ -64,8 +64,8 @@ def accounted_values(settings: Settings) -> Verdict | None:
 
 
 def _gaussian(values: Settings, settings: Settings) -> float | None:
-    """Epsilon of Gaussian noise with these values, under the sampling that the accounting assumed;
-    None if a value is missing.
+    """Compute the epsilon of Gaussian noise with these values, under the sampling that the
+    accounting assumed; None if a value is missing or the noise is out of range.
     """
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.events import gaussian_event
@@ -80,7 +80,7 @@ def _gaussian(values: Settings, settings: Settings) -> float | None:
 
 
 def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...]) -> float:
-    """Epsilon of Gaussian releases by Renyi orders."""
+    """Compute the epsilon of Gaussian releases from the given Renyi orders."""
     from dp_accounting.rdp import RdpAccountant
 
     from fedlgm.privacy.accountants import quiet

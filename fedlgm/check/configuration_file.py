@@ -1,4 +1,6 @@
-"""Reports on files: settings (TOML), a configuration of NVFlare (JSON), a script (Python)."""
+"""Reports on the run that a file describes: settings in TOML, a configuration of NVFlare in JSON,
+or a Python script.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.files import explain_failure, path_of, read_toml
 
 FORMAT = 1
-"""Version of the keys of a TOML file."""
+"""Version of the format of a TOML file."""
 _SECTIONS = ("opacus", "flower", "tensorflow-privacy", "nvflare")
 
 

@@ -40,12 +40,12 @@ class Proof:
 
 
 def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
-    """The figures that are proven for a run.
+    """Compute the figures that are proven for a run.
 
-    Sampling lowers the figures only if every verdict allows it. Otherwise they are the figures of
-    `participation_count` releases of the Gaussian or Laplace mechanism without sampling: no
-    schedule has more releases with the unit. By joint convexity, a bound that holds for every
-    schedule also holds for their mixture.
+    Sampling lowers the figures only if every verdict allows it. Otherwise the figures are those of
+    `participation_count` releases of the Gaussian or Laplace mechanism without sampling, because no
+    schedule has more releases in which one unit takes part. By joint convexity, a bound that holds
+    for every schedule also holds for their mixture.
 
     Args:
         settings: the run.
@@ -81,7 +81,9 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
 
 
 def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, int, int]:
-    """Noise multiplier, number of repetitions of all releases, units of one group."""
+    """Combine the effects of all verdicts: return the noise multiplier, the number of repetitions
+    of all releases, and the number of units in a group.
+    """
     multiplier = (settings.noise_multiplier or 0.0) * _ROUNDING
     multiplier *= math.prod(verdict.factor for verdict in verdicts)
     times = math.prod(verdict.times for verdict in verdicts)

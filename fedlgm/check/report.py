@@ -49,7 +49,7 @@ class Report:
 
     @property
     def status(self) -> Status:
-        """The worst verdict."""
+        """The status of the worst verdict."""
         return max((verdict.status for verdict in self.verdicts), key=STATUSES.index)
 
     @property
@@ -59,7 +59,7 @@ class Report:
         return tuple(dict.fromkeys(names))
 
     def sentence(self) -> str:
-        """The stated and the proven epsilon, and the meaning of the proven epsilon."""
+        """Write the stated and the proven epsilon, and what the latter means for attacks."""
         settings = self.settings
         at = "" if settings.delta is None else f" at delta {settings.delta:g}"
         stated = "none" if settings.epsilon is None else f"{settings.epsilon:.4g}{at}"
@@ -70,7 +70,7 @@ class Report:
         return f"epsilon stated: {stated}; proven: {proven}; {self.rates.sentence(who)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the report as a mapping of JSON values."""
         stated = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self.settings).items()
@@ -129,7 +129,7 @@ def check(settings: Settings, *reading: Verdict) -> Report:
 
 
 def judge_statement(settings: Settings, proven: float | None) -> Verdict | None:
-    """Whether the stated epsilon is at least the proven one.
+    """Judge whether the stated epsilon is at least the proven epsilon; None if either is missing.
 
     Example:
         >>> judge_statement(Settings(epsilon=1.0), 2.0).why

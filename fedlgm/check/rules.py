@@ -272,8 +272,8 @@ _UNBOUNDED = {
 
 
 def _adaptive(settings: Settings) -> Verdict:
-    """A bound that follows a noisy count. The count has sensitivity 1 and is divided by a private
-    number.
+    """Judge a bound that follows a noisy count. The count has sensitivity 1 and is divided by a
+    private number.
     """
     noise, count_std = settings.noise_multiplier, settings.count_std
     if count_std is None or noise is None:
@@ -325,7 +325,7 @@ def scale_of_the_noise(settings: Settings) -> Verdict | None:
 
 
 def _noise_size(scaled: int | None, size: float | None) -> Verdict | None:
-    """Noise on a mean over `size` units, scaled for `scaled` units."""
+    """Judge noise on a mean over `size` units that is scaled for a mean over `scaled` units."""
     if scaled is None or scaled == size:
         return None
     if size is None:

@@ -63,8 +63,8 @@ class Source:
         return [call for call in self.calls if call_name(call) in names]
 
     def expression(self, node: ast.expr) -> ast.expr:
-        """The expression that the script assigns to a name, if it assigns the name only once; any
-        other expression unchanged.
+        """Return the expression that the script assigns to a name, if the script assigns the name
+        only once. Any other expression is returned unchanged.
         """
         return self._names.get(node.id, node) if isinstance(node, ast.Name) else node
 
@@ -87,7 +87,7 @@ class Source:
         ]
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Value of an expression of constants; `UNREAD` for any other expression."""
+        """Compute the value of an expression of constants; `UNREAD` for any other expression."""
         if depth > 20:
             return UNREAD
         if isinstance(node, ast.Constant):
@@ -117,12 +117,14 @@ class Source:
             return UNREAD
 
     def arguments(self, call: ast.Call, names: tuple[str, ...] = ()) -> dict[str, ast.expr]:
-        """Arguments by name; `names` are the names of the positional arguments."""
+        """Return the arguments of a call by name; `names` are the names of the positional
+        arguments.
+        """
         pairs = dict(zip(names, call.args, strict=False))
         return pairs | {word.arg: word.value for word in call.keywords if word.arg is not None}
 
     def words(self, call: ast.Call, names: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Constant arguments by name."""
+        """Return the arguments of a call that are constants, by name."""
         values = {key: self.value(node) for key, node in self.arguments(call, names).items()}
         return {key: value for key, value in values.items() if value is not UNREAD}
 
@@ -181,7 +183,7 @@ class Source:
 
 
 def call_name(call: ast.expr) -> str:
-    """Last name of a called function; "" for any other expression."""
+    """Return the last name of a called function; "" for any other expression."""
     function = call.func if isinstance(call, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr

@@ -7,7 +7,7 @@ from typing import Literal
 
 Status = Literal["holds", "conditional", "broken"]
 STATUSES: tuple[Status, ...] = ("holds", "conditional", "broken")
-"""From the best to the worst."""
+"""All statuses, from the best to the worst."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class Verdict:
     Attributes:
         status: "holds"; "conditional": it holds on a condition, a setting is missing, or the
             statement is valid but belongs to another mechanism; "broken".
-        why: one sentence.
+        why: the reason for the verdict, as text.
         factor: noise multiplier of the run divided by the stated one.
         times: how often all releases happened.
         units: number of units that one person contributes or that one replacement changes.
         scheduled: whether the proof takes the schedule of participations as given: sampling does
             not lower epsilon, and the relation is "zero-out".
-        bound: whether any figure is proven.
+        bound: whether any figure can be proven in spite of this verdict.
         missing: settings without which the assumption cannot be judged.
         rule: name of the rule.
 

@@ -73,11 +73,11 @@ OPTIONS = {
     TABLE: ("file", "test_file", "classes", *_COLUMNS, *ENCODING),
     f"{HUB}owner/name": ("subset", "splits", *_COLUMNS, "image_size", "channels"),
 }
-"""Options of `load` by kind of set."""
+"""The options of `load` for each kind of set, by the name of the kind."""
 
 
 def names() -> tuple[str, ...]:
-    """Names of the sets that `load` knows.
+    """List the names of the sets that `load` knows.
 
     Example:
         >>> "digits" in names()
@@ -87,8 +87,8 @@ def names() -> tuple[str, ...]:
 
 
 def is_bundled(name: str) -> bool:
-    """Whether a name belongs to a published set that `load` knows, or to half of such a set. For
-    the names of a user's own data the result is False.
+    """Whether a name belongs to a published set that `load` knows, or to half of such a set. The
+    result is False for every name that stands for a user's data.
 
     Example:
         >>> [is_bundled(name) for name in ("digits/private", "synthetic-10", "table", "image-folder", "my.data:load")]
@@ -116,27 +116,30 @@ def load(
     downloads it into `$FEDLGM_DATA`; FEDLGM_OFFLINE=1 forbids downloads.
 
     Args:
-        name: one of `names()`; "synthetic-N" is synthetic data with N training samples;
-            "hf:owner/name" is a data set of the Hugging Face Hub; `data_dir` may hold its files.
-            For runs that need public examples of the same kind, a suffix "/private" or "/public"
-            selects one half of the training examples, by a fixed random division. Your own data are
-            a `DataSet`, a mapping for `DataSet.from_mapping`, or a function without arguments that
-            returns one of these; "package.module:name" may refer to any of them.
-        data_dir: directory that holds the files directly, in a folder with the set's name, or in
-            the layout of torchvision or LEAF.
+        name: one of `names()`; "synthetic-N" for synthetic data with N training samples; or
+            "hf:owner/name" for a data set of the Hugging Face Hub, whose files may be in
+            `data_dir`. The suffix "/private" or "/public" selects one half of a bundled set's
+            training examples, by a fixed random division; it serves runs that need public examples
+            of the same kind. Your own data are a `DataSet`, a mapping for `DataSet.from_mapping`,
+            or a function without arguments that returns such an object; "package.module:name" may
+            refer to any of these three.
+        data_dir: directory that contains the set's files, either directly, in a folder with the
+            set's name, or in the layout of torchvision or LEAF.
         download: whether to download a missing set.
         pixels: for a bundled image set, the values (low, high) of the darkest and the brightest
             pixel, instead of (-1, 1).
-        options: for "image-folder", whose `data_dir` is the folder, see
-            `fedlgm.data.images.load_folder`. For "table": `file` and `test_file`, .csv or .parquet,
-            and the columns `target`, `inputs`, `users`, see `fedlgm.data.tables.as_arrays`, as for
-            `standardise`; `labels` and `classes`, see `DataSet.from_arrays`. For the Hub: all of
-            these, `subset`, `splits`, `image_size` and `channels`, see `fedlgm.data.named_tables.read_hub`.
+        options: for "image-folder", whose folder is `data_dir`, the options of
+            `fedlgm.data.images.load_folder`. For "table": the .csv or .parquet files `file` and
+            `test_file`; `target`, `inputs`, `users` and `standardise` (see
+            `fedlgm.data.tables.as_arrays`); `labels` and `classes` (see `DataSet.from_arrays`); and
+            the options of `fedlgm.data.encoding`. For a set of the Hub: `subset` and `splits` (see
+            `fedlgm.data.named_tables.read_hub`), `target`, `inputs`, `users`, `standardise`,
+            `labels`, `image_size` and `channels`.
 
     Returns:
-        The set. Pixels lie in [-1, 1] (in grey images, from background to ink). They are scaled by
-        constants that do not depend on the data, which costs no privacy. Synthetic data are not
-        bounded.
+        The set. Unless `pixels` is given, pixels lie in [-1, 1]; in grey images -1 is the
+        background and 1 the ink. The pixels are scaled by constants that do not depend on the data,
+        which costs no privacy. Synthetic inputs are not bounded.
 
     Raises:
         ConfigError: if the name is unknown or does not import.
@@ -200,21 +203,20 @@ def only_test_examples(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """A bundled set in which the training examples are replaced by the test examples. The training
-    examples are not read.
+    """Load a bundled set with its test examples in the place of the training examples.
 
-    The files of the training examples are not opened and need not exist. Generated sets, sets from
-    scikit-learn, and texts have no separate files of training examples; they are published as a
-    whole.
+    If the set has separate files of training examples, these are not opened and need not exist.
+    Generated sets, sets from scikit-learn, and texts have no such files: the whole set is loaded,
+    and all of its examples are published.
 
     Args:
         name: see `load`; the name of a set, or of half of a set.
         data_dir: see `load`.
         pixels: see `load`.
-        options: options of a user's own sets, which are refused.
+        options: not used; every set that has options is refused.
 
     Raises:
-        ConfigError: the name is unknown, or the set is a user's own set, whose test examples are
+        ConfigError: the name is unknown, or it stands for a user's data, whose test examples are
             read together with private examples.
         DataError: see `load`.
 
@@ -238,7 +240,7 @@ def only_test_examples(
 
 
 def reading_options(name: str) -> tuple[str, ...]:
-    """Names of the options of `load` for a set.
+    """List the names of the options that `load` accepts for a set.
 
     >>> reading_options("image-folder")[:2], reading_options("hf:owner/name")[:2], reading_options("my.data:faces")
     (('image_size', 'channels'), ('subset', 'splits'), ())
@@ -252,7 +254,7 @@ def reading_options(name: str) -> tuple[str, ...]:
 
 
 def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> None:
-    """Refuse options of another kind of set."""
+    """Raise ConfigError if an option is not one that `load` accepts for the set."""
     for key in options:
         if not isinstance(name, str) or key not in reading_options(name):
             kinds = " or ".join(repr(kind) for kind, keys in OPTIONS.items() if key in keys)
@@ -277,17 +279,18 @@ def outline(
     channels: int = 3,
     **options: Any,
 ) -> DataSet | None:
-    """Shapes and classes of a set, without its examples; None if only the files contain this
-    information.
+    """Describe the shapes and classes of a set by a set without examples. The result is None if
+    they are unknown before the set is loaded.
 
     Args:
         name: see `load`.
-        image_classes: stated number of classes of an "image-folder"; if it is not stated, the
-            number is unknown.
+        image_classes: number of classes of an "image-folder", as the user states it; None if
+            unknown.
         image_size: height and width of the images of an "image-folder".
         channels: channels of the images of an "image-folder".
-        options: further options of `load`. A table without files has the shape of its `inputs`, and
-            the classes of `labels` or `classes`; if neither is given, the targets are real numbers.
+        options: further options of `load`. For a table without files, `inputs` determines the
+            shape, and `labels` or `classes` the classes; if neither `labels` nor `classes` is
+            given, the targets are real numbers.
 
     >>> outline("fashion-mnist").shape, outline("fashion-mnist").classes
     ((1, 28, 28), 10)
@@ -310,13 +313,13 @@ def outline(
 
 
 def published_examples(name: str, train_images: int | None = None) -> int | None:
-    """Number of training examples of a bundled set or of half of such a set; None if only the files
-    show this number.
+    """Return the number of training examples of a set or of half of a set; None if the number is
+    unknown before the set is loaded.
 
     Args:
         name: see `load`.
-        train_images: stated number of training images of an "image-folder"; if it is not stated,
-            the number is unknown.
+        train_images: number of training images of an "image-folder", as the user states it; None if
+            unknown.
 
     >>> published_examples("cifar10"), published_examples("mnist/public"), published_examples("femnist")
     (50000, 30000, None)
@@ -337,12 +340,12 @@ def with_users(data: Any, users: Any) -> Any:
     """Add the user of each training example to a user's own data.
 
     Args:
-        data: own data, as for `load`.
-        users: a column of tables, or the user of each training example [n]; with None the data do
-            not change.
+        data: the user's data, as for `load`.
+        users: the name of a column of the tables, or the user of each training example [n]; with
+            None the data are returned unchanged.
 
     Raises:
-        DataError: the data are a bundled set or a function.
+        DataError: `users` is given, and the data are a name or a function.
 
     >>> x, y = np.zeros((4, 3)), np.arange(4) % 2
     >>> load(with_users({"train": (x, y), "test": (x, y)}, ["ann", "ann", "ben", "cleo"])).train_user.tolist()
@@ -364,23 +367,23 @@ def with_users(data: Any, users: Any) -> Any:
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping, without the further splits of a `datasets.DatasetDict`."""
+    """Return the mapping; of a `datasets.DatasetDict`, only the splits "train" and "test"."""
     if not hasattr(data, "push_to_hub") or "test" not in data:
         return data  # without a test part, `load` names the part that may be it
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The set's name and "public" or "private" if `name` names such a half; otherwise `name` and
-    "".
+    """Split the name of a half of a set into the set's name and "public" or "private". Any other
+    name is returned with "".
     """
     half = _HALF.fullmatch(name)
     return (name, "") if half is None else (half[1], half[2])
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether the sets of two names may share training examples. The two halves of a set share no
-    examples.
+    """Whether the sets with these two names may share training examples. The public and the private
+    half of a set share none.
 
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
@@ -395,8 +398,8 @@ def overlap(one: str, other: str) -> bool:
 
 
 def twin(name: str) -> str | None:
-    """The name of the public half of a set if `name` is the private half of the set; None for any
-    other name.
+    """Return the name of the public half of a set if `name` names the set's private half; None for
+    any other name.
 
     >>> twin("digits/private"), twin("digits")
     ('digits/public', None)
@@ -406,18 +409,18 @@ def twin(name: str) -> str | None:
 
 
 def _rows(examples: int, half: str) -> slice:
-    """Indices of the training examples in one half."""
+    """Return the slice that selects one half of a permutation of the training examples."""
     return slice(examples // 2, None) if half == "public" else slice(examples // 2)
 
 
 def _part(data: DataSet, name: str, half: str) -> DataSet:
-    """One of the two halves of a set's training examples, with all of the set's test examples."""
+    """Select one half of a set's training examples, together with all of its test examples."""
     order = np.random.default_rng(0).permutation(len(data.train_y))
     return data.keep(np.sort(order[_rows(len(order), half)]), name)
 
 
 def _rescale_pixels(data: DataSet, pixels: tuple[float, ...]) -> DataSet:
-    """A bundled set of images in [-1, 1], rescaled to [low, high]."""
+    """Rescale a bundled set of images from [-1, 1] to `pixels`, the pair (low, high)."""
     if "pixels" not in reading_options(data.name):
         raise ConfigError(
             f"pixels is only for bundled sets of images; the values of {data.name!r} are used "
@@ -436,7 +439,7 @@ def _rescale_pixels(data: DataSet, pixels: tuple[float, ...]) -> DataSet:
 
 
 def _own(source: Any, label: str) -> DataSet:
-    """The set that a user has given."""
+    """Convert a user's data to a checked set; a function is called for its data first."""
     if callable(source):
         with users_code(f"data set {label}", source, DataError):
             source = source()

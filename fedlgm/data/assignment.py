@@ -1,9 +1,9 @@
-"""Partition schemes that `flwr-datasets` lacks, and a version of its Dirichlet scheme for very many
-clients.
+"""Partition schemes that `flwr-datasets` does not have, and a version of its Dirichlet scheme for
+very large numbers of clients.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
-client). All functions work on whole arrays, so that a division among a hundred thousand clients
-takes seconds.
+The function of each scheme maps (labels [n], clients, ring) to the number of the client that gets
+each sample, its owner (int64 [n], with -1 for no client). The functions use operations on whole
+arrays, so that a division among a hundred thousand clients takes only seconds.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from fedlgm.checks import check_count, check_positive
 from fedlgm.errors import ConfigError
 from fedlgm.noise.keys import KeyRing, Purpose
 
-_STREAM = 2  # number of this module's stream below Purpose.PARTITION
+_STREAM = 2  # number of this module's random stream below Purpose.PARTITION
 
 
 def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """The scheme "dirichlet" on whole arrays, for 100,000 clients or millions of samples.
+    """Divide samples as the scheme "dirichlet" does, with operations on whole arrays, for 100,000
+    clients or millions of samples.
 
-    Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients. With the
-    same seed, this scheme and the scheme "dirichlet" give different divisions.
+    The samples of each class are divided among the clients in proportions p ~ Dirichlet(alpha, ...,
+    alpha). With the same seed, this scheme and the scheme "dirichlet" give different divisions.
 
     Args:
         labels: labels, int [n].
         clients: number of clients; may exceed n.
         ring: source of randomness.
-        alpha: concentration, > 0; if small, few clients share a class.
+        alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
         Owner of each sample.
@@ -45,8 +46,8 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Clients of equal size (up to one sample), each with a separate mixture of classes (Hsu, Qi
-    and Brown, 2019).
+    """Divide samples among clients of equal size (up to one sample), each with a separate mixture
+    of classes (Hsu, Qi and Brown, 2019).
 
     Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, and then draws its samples by
     q_i without replacement. When a class has no samples left, q_i is renormalised over the
@@ -92,11 +93,11 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
 def isolation(
     labels: np.ndarray, clients: int, ring: KeyRing, *, private_class: int | None = None
 ) -> np.ndarray:
-    """Private-label isolation (LaDP-FL paper, Section VII-A): only the last client lacks the
-    private class.
+    """Divide samples for private-label isolation (LaDP-FL paper, Section VII-A), in which only the
+    last client lacks the private class.
 
-    All classes are divided evenly at random. The private class is divided among all clients except
-    the last client, which is the curious client.
+    The samples of the private class are divided evenly at random among all clients except the last,
+    which is the curious client. All other samples are divided evenly at random among all clients.
 
     Args:
         labels: labels, int [n].
@@ -127,16 +128,17 @@ def isolation_i(
     private_class: int | None = None,
     labels_per_client: int = 4,
 ) -> np.ndarray:
-    """Label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
+    """Divide samples for label scarcity, Distribution I of the LaDP-FL paper (Section VII-B6).
 
     Each client except the last has `labels_per_client` labels, including the private label. The
-    last client, which is curious, has one label less and lacks the private label. All clients have
-    the same number of samples.
+    last client, which is the curious client, has one label fewer, because it lacks the private
+    label. All clients have the same number of samples.
 
-    The paper does not say how a client's samples divide over its labels. Here the private class is
-    divided evenly among the clients. The rest of a client's samples is divided equally over its
-    other labels. Clients are as large as the classes allow. Labels are chosen so that each class is
-    used in proportion to its number of samples.
+    The paper does not say how many samples a client has of each of its labels. Here the private
+    class is divided evenly among the clients that have it. The other samples of a client are
+    divided evenly over its other labels. The clients get as many samples as the sizes of the
+    classes allow. The labels of the clients are chosen so that the number of clients with a class
+    is about proportional to the size of the class.
 
     Args:
         labels: labels, int [n].
@@ -157,7 +159,7 @@ def isolation_i(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    public = labels_per_client - 1  # public labels of every client, including the last client
+    public = labels_per_client - 1  # number of public labels of each client, also of the last
     if public > len(members):
         raise ConfigError(
             f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the "
@@ -197,11 +199,12 @@ def isolation_ii(
     private_class: int | None = None,
     alpha: float = 0.01,
 ) -> np.ndarray:
-    """Quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
+    """Divide samples with quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
 
-    Two heterogeneous Dirichlet divisions (FedLab's `hetero_dir_partition`, without its unbounded
-    retries): the public classes over all clients, and the private class over all clients except the
-    last. At the paper's alpha = 0.01 about half of a hundred clients stay empty.
+    There are two heterogeneous Dirichlet divisions (as in FedLab's `hetero_dir_partition`, but
+    without its unbounded retries): the public classes are divided among all clients, and the
+    private class among all clients except the last. At the paper's alpha = 0.01 about half of a
+    hundred clients stay empty.
 
     Args:
         labels: labels, int [n].
@@ -262,14 +265,16 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
 
 
 def _empty_assignment(labels: np.ndarray) -> np.ndarray:
-    """An array for the owner of each sample. All entries are -1, because no sample has an owner
-    yet.
+    """Make an array for the owner of each sample. All entries are -1, because no sample has an
+    owner yet.
     """
     return np.full(len(labels), -1, dtype=np.int64)
 
 
 def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
-    """Shuffled sample indices of each class that occurs, by ascending label."""
+    """Return the shuffled indices of the samples of each class that occurs, in ascending order of
+    the labels.
+    """
     shuffled = rng.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     classes, starts = np.unique(labels[by_class], return_index=True)
@@ -277,7 +282,7 @@ def _members(labels: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarr
 
 
 def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int:
-    """The class to hide, after checks."""
+    """Check and return the class to hide; by default the largest label."""
     check_count("clients (with a private class)", clients, least=2)
     private = int(labels.max()) if private_class is None else private_class
     if private not in labels:
@@ -288,7 +293,7 @@ def _private(labels: np.ndarray, clients: int, private_class: int | None) -> int
 
 
 def _even_sizes(total: int, parts: int) -> np.ndarray:
-    """`total` cut into `parts` integers that differ by at most one."""
+    """Split `total` into `parts` integers that differ by at most one."""
     return (total + np.arange(parts)) // parts
 
 
@@ -306,12 +311,13 @@ def _hetero_dirichlet(
     balance: bool,
     rng: np.random.Generator,
 ) -> None:
-    """Cut each class by Dirichlet proportions over the first `clients` clients, or over those of
-    these clients that are below average size.
+    """Divide each class in Dirichlet proportions among the first `clients` clients or, with
+    `balance`, among those of these clients that are below average size.
 
-    Renormalised Dirichlet proportions of some of the clients again follow a Dirichlet law.
-    Proportions are therefore drawn directly for these clients, which avoids dividing zero by zero.
-    Until the last sample is assigned, at least one client is below average size.
+    If the Dirichlet proportions of some of the clients are renormalised, they again follow a
+    Dirichlet distribution. The proportions are therefore drawn for these clients alone, which
+    avoids dividing zero by zero. Until the last sample is assigned, at least one client is below
+    average size.
     """
     sizes = np.zeros(clients, dtype=np.int64)
     average = sum(len(index) for index in members) / clients
@@ -326,7 +332,9 @@ def _hetero_dirichlet(
 
 
 WITHOUT_LABELS = ("iid", "natural")
-"""Schemes that divide data with any targets; all other schemes need classes."""
+"""Schemes for data with targets of any kind; all other bundled schemes need targets that are
+classes.
+"""
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "dirichlet-large": dirichlet_large,
     "hsu": hsu,

@@ -1,4 +1,6 @@
-"""Training and test examples held in memory."""
+"""Data sets: training and test examples, as arrays in memory or as arrays that are read when
+needed.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +29,32 @@ _KEYS = ("train", "test", "clients", "users", "sites", "classes", "labels", "nam
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays. All code in the process shares these arrays
+    """Training and test examples as contiguous arrays. All code in a process shares these arrays
     and must not change them.
 
-    Bundled image sets hold float32 [n, C, H, W], scaled by constants that do not depend on the
-    data, and classes. Inputs of bytes stay bytes in memory (`Pixels`) until `train_x` or `test_x`
-    is read; `examples` decodes only the given rows. A `LazyArray` is read in the same way.
+    The inputs of bundled image sets are float32 [n, C, H, W], scaled by constants that do not
+    depend on the data; their targets are classes. Images that are stored as bytes stay bytes in
+    memory (`Pixels`) until `train_x` or `test_x` is accessed; `examples` decodes only the given
+    rows. In the same way, a `LazyArray` is read completely on the first access to `train_x`, and
+    `examples` reads only the given rows.
 
     Attributes:
-        name: name under which `fedlgm.data.load` knows the set.
+        name: the name with which `fedlgm.data.load` loads the set, or the name in reports of a
+            user's set.
         train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model with
             several inputs.
         train_y: targets [n, ...] of any type that the run's task takes.
         test_x: inputs [m, ...], like the training inputs.
         test_y: targets [m, ...].
-        classes: number of classes, or of tokens in the vocabulary (the examples may lack some);
-            None for other targets.
+        classes: number of classes, or number of tokens in the vocabulary (some may not occur in the
+            examples); None for other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in
             [0, users).
-        clients: the set's own division among clients, if it has one; users are then ignored.
-        spent: cost of private statistics in the arrays, such as the statistics with which they were
-            standardised.
-        labels: for classes with names, the name of each class.
+        clients: a division of the training examples among clients that comes with the set, if there
+            is one; `train_user` is then ignored.
+        spent: the privacy cost of private statistics that changed the arrays, such as means and
+            deviations with which the inputs were standardised.
+        labels: the name of each class, if the classes have names.
         columns: for tables, the descriptions of the columns of the inputs, in the order of the
             columns.
         sites: if the users are sites with public names, these names, in the order of the users'
@@ -80,8 +86,8 @@ class DataSet:
     if not TYPE_CHECKING:  # type checkers would otherwise allow any name
 
         def __getattr__(self, name: str) -> np.ndarray:
-            """Decode inputs held as bytes to floats, or read lazy inputs. This is done only
-            once.
+            """Return `train_x` or `test_x` if it is stored as bytes or is lazy: decode or read it
+            on the first access, and store the result.
             """
             if _BYTES + name not in self.__dict__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -89,19 +95,21 @@ class DataSet:
             return self.__dict__[name]
 
     def held(self, name: str) -> Arrays | Undecoded:
-        """`train_x` or `test_x` in the form in which it is held in memory."""
+        """Return `train_x` or `test_x` in the form in which it is stored, without decoding or
+        reading it.
+        """
         value: Arrays | Undecoded = self.__dict__[
             _BYTES + name if _BYTES + name in self.__dict__ else name
         ]
         return value
 
     def examples(self, rows: Any) -> Arrays:
-        """Inputs of the training examples `rows`: `train_x[rows]`, without decoding all of them."""
+        """Return `train_x[rows]`; only these rows are decoded or read."""
         return inputs.take(self.__dict__.get("train_x", self.held("train_x")), rows)
 
     def keep(self, rows: np.ndarray, name: str | None = None) -> DataSet:
-        """The set with only these training examples. Users are numbered again, and the set's own
-        division is omitted.
+        """Return a set with only the given training examples. The users are renumbered from 0, and
+        the set's division among clients is dropped.
 
         Args:
             rows: indices of training examples.
@@ -140,32 +148,35 @@ class DataSet:
         columns: tuple[tables.Column, ...] | None = None,
         name: str = "own",
     ) -> DataSet:
-        """A checked set of a user's arrays. Floats become float32, integers int64, and target names
-        become classes.
+        """Check a user's arrays and make a set of them. Floats become float32, integers int64, and
+        names of classes among the targets become numbers.
 
         Args:
-            train: (inputs [n, ...], targets [n, ...]), array-likes; a tuple of arrays as inputs is
-                for a model with several inputs, and a `LazyArray` is read when it is needed. A
-                `torch.utils.data.Dataset` is read once, see `fedlgm.data.torch_sets.as_pair`.
-            test: (inputs [m, ...], targets [m, ...]), m >= 1. Test examples are public, because
-                they are evaluated without protection.
+            train: a pair (inputs [n, ...], targets [n, ...]) of array-likes. For a model with
+                several inputs, the inputs are a tuple of arrays. A `LazyArray` is read only when
+                its rows are needed. Instead of a pair, a `torch.utils.data.Dataset` is read once,
+                see `fedlgm.data.torch_sets.as_pair`.
+            test: the same for the test examples, (inputs [m, ...], targets [m, ...]) with m >= 1.
+                The test examples must be public, because evaluation on them is not protected.
             clients: for each client, the indices of its training examples. A client may have no
                 examples. Examples that no client holds are not used.
-            users: instead of `clients`, the user of each training example [n], numbers or names.
+            users: instead of `clients`, the user of each training example [n], as a number or a
+                name.
             sites: whether the users are sites, such as hospitals, whose names are public. If single
                 examples are protected, reports name the sites.
-            classes: number of classes (tokens). With None, the number is the largest test target
-                plus one, so that it does not depend on private examples.
-            labels: names of the classes, in the order of their numbers. If targets are names, None
-                stands for the names among the test targets, in alphabetical order.
-            columns: descriptions of the columns of the inputs. With None, they come from the test
-                inputs if these are a table.
+            classes: number of classes, or of tokens in the vocabulary. With None, it is the largest
+                test target plus one, so that it does not depend on private examples.
+            labels: names of the classes, in the order of their numbers. With None, and targets that
+                are names, the classes are the names among the test targets, in alphabetical order.
+            columns: descriptions of the columns of the inputs. With None, the test inputs are
+                described if they are a table.
             name: name of the set in reports.
 
         Raises:
-            DataError: arrays are empty or not numeric, have unequal lengths or different shapes in
-                training and test, or contain NaN or infinity; a target has no class; an index is
-                out of range or given to two clients.
+            DataError: an array is empty or not numeric, or contains NaN or infinity; inputs and
+                targets have unequal lengths; the training and the test examples have different
+                shapes or types; a target names no class; an index is out of range or occurs at two
+                clients.
 
         >>> x, y = np.zeros((6, 3)), np.arange(6) % 2
         >>> own = DataSet.from_arrays((x, y), (x, y), clients=[[0, 1, 2], [3, 4, 5]])
@@ -226,10 +237,10 @@ class DataSet:
 
     @classmethod
     def from_mapping(cls, arrays: Mapping[str, Any]) -> DataSet:
-        """A set of {"train": (x, y), "test": (x, y), ...}; further keys are options of
-        `from_arrays`.
+        """Make a set from a mapping {"train": (x, y), "test": (x, y), ...}; further keys are
+        options of `from_arrays`.
 
-        Both parts may be tables instead of pairs of arrays; see `fedlgm.data.tables.as_arrays`.
+        Tables may take the place of both pairs of arrays; see `fedlgm.data.tables.as_arrays`.
 
         Raises:
             DataError: a key is missing or unknown; or see `from_arrays`.
@@ -254,8 +265,8 @@ class DataSet:
         return cls.from_arrays(arrays["train"], arrays["test"], **options)
 
     def validate(self) -> DataSet:
-        """The set with arrays as from `from_arrays`. Arrays that already have the right form are
-        not copied.
+        """Check the set's arrays and convert them as `from_arrays` does. Arrays that already have
+        the right form are not copied.
 
         Raises:
             DataError: see `from_arrays`.
@@ -296,11 +307,12 @@ class DataSet:
         )
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Inputs and targets by name, so that they can be sent one by one. The names are "train_x",
-        or "train_x.0", "train_x.1" and so on.
+        """Return the arrays of inputs and targets by name, so that they can be sent one by one. The
+        training inputs are named "train_x", or "train_x.0", "train_x.1" and so on if there are
+        several; the names of the test inputs begin with "test_x".
 
-        Inputs held as bytes have the two entries "train_x" and "train_x:values" (the table of
-        values). Inputs that were not read have only the entry "train_x:shape".
+        Inputs that are stored as bytes have the two entries "train_x" and "train_x:values", the
+        table that decodes the bytes. A `LazyArray` has only the entry "train_x:shape".
         """
         named: dict[str, np.ndarray] = {"train_y": self.train_y, "test_y": self.test_y}
         for name in ("train_x", "test_x"):
@@ -317,7 +329,7 @@ class DataSet:
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
-        """Inverse of `parts`: a set of the given arrays, without users or clients."""
+        """Make a set of the arrays that `parts` returned. The set has no users and no clients."""
 
         def join(key: str) -> Any:
             if f"{key}:values" in parts:
@@ -331,7 +343,7 @@ class DataSet:
 
 
 def _pair(pair: Sequence[Any], part: str) -> tuple[Any, np.ndarray]:
-    """Inputs and targets as arrays, after checks."""
+    """Check a pair of inputs and targets, and convert them to arrays."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"a {type(pair).__name__}" + (
             f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
@@ -368,14 +380,16 @@ def _pair(pair: Sequence[Any], part: str) -> tuple[Any, np.ndarray]:
 
 
 def as_numbers(values: Any, what: str) -> np.ndarray:
-    """An array for a data set: integers as int64, floats and Booleans as float32.
+    """Convert numbers to an array for a data set: integers to int64, floats and Booleans to
+    float32.
 
     Args:
         values: array-like [n, ...].
         what: description of the array, for the message.
 
     Raises:
-        DataError: the values are not numeric, complex, NaN or infinite.
+        DataError: the values are not numeric, or some of them are complex, NaN, infinite or too
+            large.
 
     Example:
         >>> as_numbers([0.5, 1], "targets").dtype, as_numbers([True, False], "targets").dtype
@@ -418,7 +432,7 @@ def as_numbers(values: Any, what: str) -> np.ndarray:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of any device, layout and type, converted to a form that NumPy can read."""
+    """Convert a tensor on any device, with any layout and type, to a tensor that NumPy can read."""
     tensor = (
         tensor.detach().cpu().to_dense()
         if tensor.layout != torch.strided

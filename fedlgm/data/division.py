@@ -24,18 +24,19 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     The result depends only on the arguments, never on a global random generator.
 
     Args:
-        data: the set. Schemes by label need integer targets [n].
+        data: the set. Schemes that divide by label need integer targets [n].
         clients: number of clients, at least 1.
-        scheme: one of `schemes()`, where "natural" uses the set's own clients or users; a class of
-            `flwr_datasets.partitioner`, its name or an object of it; or your own function (data,
-            clients, seed, **options) -> the indices of each client's training examples. Your own
-            class, object or function may be given as "package.module:name".
+        scheme: one of `schemes()`, of which "natural" uses the clients or users that come with the
+            set; a class of `flwr_datasets.partitioner`, the name of such a class or an object of
+            it; or your own function (data, clients, seed, **options) -> the indices of each
+            client's training examples. Your own class, object or function may be given as
+            "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
         **values: options of the scheme; `private_class` is the number or the name of a class.
 
     Raises:
-        ConfigError: a scheme or option is unknown, a value is out of range, or the data cannot meet
-            a requirement.
+        ConfigError: a scheme or option is unknown, a value is out of range, or the data do not meet
+            a requirement of the scheme.
         DataError: your own function names examples that do not exist, or names an example twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
@@ -95,7 +96,9 @@ def needs_labels(scheme: str) -> bool:
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
-    """Integer labels [n]. For schemes that need no labels, the targets may be of any kind."""
+    """Return the integer labels [n] by which a scheme divides. For a scheme that needs no labels,
+    targets of any other kind are replaced by zeros.
+    """
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y

@@ -1,8 +1,8 @@
-"""Encoding of tables: columns of text become numbers by public categories, and gaps are filled with
-public figures.
+"""Encoding of tables. Columns of text are converted to numbers with public categories, and gaps are
+filled with public values.
 
-Categories and figures never depend on private rows, because a value that depends on private rows is
-a release.
+Neither the categories nor the values for gaps depend on private rows, because a value that depends
+on private rows would be a release.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from fedlgm.data.tables import Column, describe, require_columns
 from fedlgm.errors import DataError
 
 OPTIONS = ("categories", "fill")
-"""Keys of data with tables that describe an encoding."""
+"""Keys of a mapping of tables that describe an encoding."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Public categories and fills of the columns of a table.
+    """Public categories of the columns of a table, and public values for the gaps in them.
 
     Attributes:
-        categories: categories of the columns of text, in order. Each category after the first
-            becomes a column of Booleans, such as "sex=M"; the first category is the reference.
+        categories: for each column of text, its categories in order. Each category after the first
+            becomes a column of Booleans, such as "sex=M"; the first category is the reference and
+            has no column.
         fill: for each column, the value that replaces gaps: a number, or one of the column's
             categories.
 
     Raises:
-        DataError: a column has fewer than two categories or has one twice, or a fill does not fit.
+        DataError: a column has fewer than two categories or a category occurs twice, or a value for
+            gaps is neither a number nor a category of the column.
 
     Example:
         >>> import pandas
@@ -73,12 +75,12 @@ class Encoding:
                 raise DataError(f"data.fill: {name!r} needs a finite public number, got {value!r}")
 
     def texts(self, name: str) -> list[str]:
-        """Categories of a column, as text in a file."""
+        """Return the categories of a column in the form in which they are written in a file."""
         return [as_text(value) for value in self.categories[name]]
 
     def faults(self, table: libraries.DataFrame) -> list[str]:
-        """Gaps and unknown categories of the described columns, in words. The text contains no
-        values.
+        """Describe the gaps and the unknown categories in the columns with categories. The
+        descriptions contain no values of the table.
         """
         faults = []
         for name in self.categories:
@@ -95,14 +97,15 @@ class Encoding:
         return faults
 
     def apply(self, table: libraries.DataFrame, where: str) -> libraries.DataFrame:
-        """The table, with categories as Booleans and with filled gaps.
+        """Replace columns of text by columns of Booleans, and fill the gaps.
 
         Args:
             table: the table.
             where: name of the table in messages.
 
         Raises:
-            DataError: a described column is missing, has a gap or holds another category.
+            DataError: a column of the encoding is missing; or a column with categories has a gap
+                that is not filled, or a value that is not one of its categories.
         """
         import pandas
 
@@ -122,7 +125,9 @@ class Encoding:
         return pandas.DataFrame(columns, index=table.index)
 
     def inputs(self, names: Sequence[str]) -> list[str]:
-        """Names of the columns after `apply`, from the names of the columns before `apply`."""
+        """Convert names of columns before `apply` to the names of the corresponding columns after
+        `apply`.
+        """
         return [
             column
             for name in names
@@ -130,8 +135,8 @@ class Encoding:
         ]
 
     def describe(self, columns: Sequence[Column] | None) -> tuple[Column, ...] | None:
-        """Descriptions of the columns after `apply`, with the additional information that
-        predictions need.
+        """Add to the descriptions of the columns after `apply` the information that predictions
+        need: the original column, its categories and the value for gaps.
         """
         if columns is None:
             return None
@@ -145,7 +150,9 @@ class Encoding:
         return tuple(completed)
 
     def _columns(self, name: str) -> list[Column]:
-        """The columns of Booleans that replace a column of text; empty for other columns."""
+        """Describe the columns of Booleans that replace a column of text; the list is empty for any
+        other column.
+        """
         if name not in self.categories:
             return []
         texts = self.texts(name)
@@ -162,7 +169,7 @@ class Encoding:
 
 
 def as_text(value: Any) -> str:
-    """A category as text in a file. 2 and 2.0 are the same category.
+    """Convert a category to the text that stands for it in a file. 2 and 2.0 are the same category.
 
     Example:
         >>> as_text(2.0), as_text("II")
@@ -174,14 +181,15 @@ def as_text(value: Any) -> str:
 
 
 def fill_gaps(values: np.ndarray, value: Any) -> np.ndarray:
-    """Values [n] of any type, in which `value` replaces missing values and empty texts."""
+    """Replace missing values and empty texts among values [n] of any type by `value`."""
     filled = values.astype(object)
     filled[missing(filled) | (filled == "")] = value
     return filled
 
 
 def input_values(column: Column, values: np.ndarray) -> np.ndarray:
-    """The values of a model's input, from the values of the table's column [n], of any type.
+    """Compute the values of one of the model's inputs from the values [n] of the column of the
+    table, which may have any type.
 
     Example:
         >>> sex = {"name": "sex=M", "dtype": "bool", "of": "sex", "categories": ["F", "M"]}
@@ -203,19 +211,19 @@ def from_columns(
     standardise: Any = None,
     **others: Any,
 ) -> DataSet | None:
-    """A data set without rows, from a description of the columns and classes; None if no column is
-    named.
+    """Make a data set without rows from a description of the columns and classes; None if no column
+    is named.
 
     Args:
         inputs: the columns, each with one number per row.
         labels: names of the classes.
         classes: number of classes, if they have no names. If neither labels nor classes are given,
             the targets are real numbers.
-        standardise: public figures by column, see `fedlgm.data.tables.as_arrays`.
+        standardise: public means and deviations by column, see `fedlgm.data.tables.as_arrays`.
         others: further options of a table, which have no effect here.
 
     Raises:
-        DataError: the figures do not fit the columns.
+        DataError: `standardise` does not fit the columns.
 
     >>> found = from_columns(["age", "dose"], ["benign", "malignant"], standardise={"age": (50, 20)})
     >>> found.shape, found.classes, len(found.test_y), found.columns[0]["mean"]
@@ -232,10 +240,12 @@ def from_columns(
 
 
 def from_tables(mapping: Mapping[str, Any]) -> DataSet:
-    """A data set of tables with `categories` or `fill`; see `DataSet.from_mapping`.
+    """Make a data set of a mapping, whose tables are first encoded if it has `categories` or
+    `fill`; see `DataSet.from_mapping`.
 
     Raises:
-        DataError: a part is not a pandas frame; or see `Encoding` and `DataSet.from_mapping`.
+        DataError: the mapping has `categories` or `fill`, but "train" or "test" is not a pandas
+            frame; or see `Encoding` and `DataSet.from_mapping`.
     """
     given = {key: mapping[key] for key in OPTIONS if mapping.get(key) is not None}
     plain = {key: value for key, value in mapping.items() if key not in OPTIONS}

@@ -1,7 +1,8 @@
-"""Partition schemes of `flwr-datasets`, which are run only on the column of labels.
+"""Partition schemes of `flwr-datasets`, which are given only the columns by which they divide.
 
-Each function maps (labels [n], clients, ring) to the owner of each sample (int64 [n], -1: no
-client). `flwr-datasets` is imported on the first call.
+The functions `iid` and `dirichlet` map (labels [n], clients, ring) to the number of the client that
+gets each sample, its owner (int64 [n], with -1 for no client). `flwr-datasets` is imported on the
+first call.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _ROWS, _SEED = 0, 1  # numbers of this module's streams below Purpose.PARTITION
 
 
 def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
-    """Random clients, with sizes that differ by at most one (`IidPartitioner`). Each client has at
-    least one sample.
+    """Divide samples at random among clients, whose sizes differ by at most one (`IidPartitioner`).
+    Each client gets at least one sample.
 
     Raises:
         ConfigError: there are more clients than samples.
@@ -39,14 +40,14 @@ def iid(labels: np.ndarray, clients: int, ring: KeyRing) -> np.ndarray:
 
 
 def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Each class is cut by proportions p ~ Dirichlet(alpha, ..., alpha) over the clients
-    (`DirichletPartitioner`).
+    """Divide the samples of each class among the clients in proportions p ~ Dirichlet(alpha, ...,
+    alpha) (`DirichletPartitioner`).
 
     Args:
         labels: labels, int [n].
         clients: number of clients, at most n; some may stay empty.
         ring: source of randomness.
-        alpha: concentration, > 0; if small, few clients share a class.
+        alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
         Owner of each sample.
@@ -93,7 +94,9 @@ def _owners(partitioner: libraries.Partitioner, labels: np.ndarray, ring: KeyRin
 def _read_back(
     partitioner: libraries.Partitioner, count: int, rows: Callable[[Any], Any]
 ) -> np.ndarray:
-    """Owner of each of `count` samples, or -1. `rows` returns the samples of a partition."""
+    """Return the owner of each of `count` samples, or -1. `rows` returns the indices of the samples
+    in a partition.
+    """
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # this library's messages report retries and unused classes
@@ -108,7 +111,7 @@ def is_partitioner_name(scheme: str) -> bool:
 
 
 def find(scheme: str) -> Any:
-    """The class of `flwr_datasets.partitioner` with the given name, or the object to which
+    """Import the class of `flwr_datasets.partitioner` with the given name, or the object to which
     "package.module:name" refers.
 
     Raises:
@@ -121,8 +124,8 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Arguments of a partitioner or of a user's function that a run does not supply: name ->
-    whether the argument is required.
+    """Return the names of those arguments of a partitioner or of a user's function that a run does
+    not supply, each with whether the argument is required.
     """
     if not callable(found):
         return {}

@@ -1,17 +1,18 @@
-"""Folders of images. Subfolders or an attribute file (CelebA) give the classes. Images are resized
-once.
+"""Data sets from folders of images. Subfolders or an attribute file, as in CelebA, determine the
+classes. Each image is resized only once. These are the forms of a folder.
 
     folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg
-        test images are named
+        the images below folder/test are the test images
     folder/CLASS/*.jpg
         every fifth image of a class is a test image
     folder/**/*.jpg and list_attr_celeba.txt (or any .csv)
-        classes by `attribute`; list_eval_partition.txt says which images are for training (0) and
-        for tests (2), and those for validation (1) are left out; without it every fifth image is a
-        test image
+        the column `attribute` of this file gives the classes; in list_eval_partition.txt, 0 marks
+        training images, 2 marks test images, and 1 marks validation images, which are not used;
+        without this file every fifth image is a test image
 
-Resized images are kept with the other data (`$FEDLGM_DATA`) and mapped into memory when needed, so
-a set may be larger than memory. A changed folder is read again.
+The resized images are stored with the other data sets (in `$FEDLGM_DATA`) and mapped into memory,
+so a set may be larger than the memory. If the folder has changed, its images are read and resized
+again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _KINDS = frozenset(
 _TEST_NAMES = ("test", "val", "valid", "validation")
 _EVERY = 5  # every fifth image of a class is a test image, unless the folder says which
 _BLOCK = 512
-_READING = 2  # version of reading pixels; resized images of earlier versions are not used
+_READING = 2  # version of the code that resizes; files of earlier versions are not used
 
 
 def load_folder(
@@ -53,25 +54,27 @@ def load_folder(
     train_images: int | None = None,
     image_classes: int | None = None,
 ) -> DataSet:
-    """The images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1]; see
+    """Load the images of a folder as float32 [n, channels, image_size, image_size] in [-1, 1]; see
     docs/how-to/own-data.md.
 
     Args:
         folder: the folder; the docstring of this module describes the forms.
-        image_size: height and width; the largest centred square of an image is resized bilinearly.
+        image_size: height and width of the loaded images. The largest centred square of each image
+            is resized to this size bilinearly.
         channels: 3 (RGB) or 1 (grey).
-        attribute: column of the attribute file that gives the class. A number above 0 is class 1,
-            any other number is class 0, and words are classes in alphabetical order. None takes
-            subfolders as classes.
+        attribute: column of the attribute file that gives the class of each image. If all its
+            values are numbers, a number above 0 means class 1 and any other number class 0;
+            otherwise the different values are the classes, in alphabetical order. With None, the
+            subfolders are the classes.
         train_images: published or agreed number of training images that the folder must have; None
             accepts any number.
         image_classes: published or agreed number of classes that the folder must have; None accepts
             any number.
 
     Raises:
-        DataError: the folder does not exist or has no images, an image cannot be read, or a label
-            is missing (the message names it); or the number of images or classes differs from the
-            stated number.
+        DataError: the folder does not exist or has no images; an image cannot be read or has no
+            label (the message names the image); or the number of training images or classes differs
+            from the given number.
     """
     if folder is None or not Path(folder).is_dir():
         problem = "it is not set" if folder is None else f"{str(folder)!r} is not a folder"
@@ -132,10 +135,12 @@ def _load_resized(
 
 
 def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int) -> np.ndarray:
-    """All images. If possible, they are written to `kept` and mapped into memory from there."""
+    """Read and resize all images. If possible, the result is written to `cache_file` and mapped
+    into memory from there.
+    """
     shape, part = (len(files), channels, size, size), cache_file.with_suffix(f".{os.getpid()}.part")
     try:
-        # the resized images are as private as the originals
+        # The resized images are as sensitive as the originals: only this user may read them.
         cache_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_WRONLY, 0o600))
         x: np.ndarray = np.lib.format.open_memmap(part, mode="w+", dtype=np.float32, shape=shape)
@@ -163,7 +168,7 @@ def _read_all(files: Sequence[Path], cache_file: Path, size: int, channels: int)
 
 
 def _read(path: Path, size: int, channels: int) -> np.ndarray:
-    """One image [channels, size, size] in [-1, 1]."""
+    """Read one image as [channels, size, size] in [-1, 1]."""
     from PIL import Image
 
     with readable(str(path)), Image.open(path) as image:
@@ -180,8 +185,8 @@ _Found = tuple[list[Path], np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def _by_folder(folder: Path) -> _Found:
-    """Files, labels of the files, whether each file is a test image, and names of the classes.
-    Subfolders give the classes.
+    """Return the files, the label of each file, whether each file is a test image, and the names of
+    the classes, which are the names of subfolders.
     """
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     roots = (
@@ -217,7 +222,7 @@ def _by_folder(folder: Path) -> _Found:
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
-    """The same as `_by_folder`, but an attribute file gives the classes."""
+    """Return the same as `_by_folder`, with the classes of an attribute file."""
     table = next(
         (
             path
@@ -258,8 +263,8 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
 
 
 def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, Path]:
-    """The image for each name in an attribute file. A name is a path within the folder, or the last
-    components of such a path.
+    """Find the image for each name in an attribute file. A name is a path within the folder, or the
+    last components of such a path.
     """
     images: dict[str, list[Path]] = {}
     for path in _images(folder):
@@ -291,8 +296,8 @@ def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, P
 def _label_words(
     words: Mapping[str, str], attribute: str, what: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Class number of each file name, from the file's value of an attribute, and the names of the
-    classes.
+    """Number the classes of an attribute; return the class of each image and the names of the
+    classes. `words` maps the name of each image to its value of the attribute.
     """
     empty = [name for name, word in words.items() if not word.strip()]
     gaps = [name for name, word in words.items() if word in GAPS]
@@ -312,7 +317,9 @@ def _label_words(
 
 
 def _words_of(path: Path, attribute: str) -> dict[str, str]:
-    """The value of an attribute for each file, from CelebA's format or from CSV with a header."""
+    """Read the value of an attribute for each image from a file in CelebA's format, or from a CSV
+    file with a header.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -356,8 +363,9 @@ def _check_classes(
     names: tuple[str, ...],
     stated: bool = False,
 ) -> _Found:
-    """The given files and classes, checked: the test images, which are public, must contain all
-    classes. If classes are `stated`, they need no images.
+    """Check the files and classes, and return them. There must be training and test images, and
+    every class must have a test image, because only test images are public. If the classes are
+    `stated`, a class needs no test image.
     """
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"

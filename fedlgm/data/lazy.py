@@ -1,4 +1,4 @@
-"""Inputs that stay in their source, such as a file, until a client trains on them."""
+"""Training inputs that stay in their source, such as a file, until a client trains on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from fedlgm.extension.loader import users_code
 
 
 class LazyArray(Undecoded):
-    """Training inputs that are read when their rows are needed, and not kept.
+    """Training inputs that are read each time their rows are needed, and are not stored in memory.
 
-    A simulation of many clients then needs memory only for the clients that train at the moment.
-    Values are checked as they are read. A resumed run compares the shape and type of the inputs
-    with the earlier run. It does not compare values, because it would have to read all of them.
+    With such inputs, a simulation of many clients needs memory only for the inputs of the clients
+    that train at the moment. Values are checked as they are read. A resumed run compares the shape
+    of the inputs with that of the interrupted run, but not the values, because it would have to
+    read all of them.
 
     Args:
         source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers.
@@ -28,7 +29,7 @@ class LazyArray(Undecoded):
         dtype: float32, or int64 for integers such as tokens.
 
     Raises:
-        DataError: the source lacks one of these attributes, or is not numeric.
+        DataError: the source lacks `shape`, `dtype` or `source[rows]`, or its type is not numeric.
 
     Example:
         >>> class Squares:
@@ -59,7 +60,7 @@ class LazyArray(Undecoded):
         return self._shape
 
     def _numbers(self, rows: Any) -> np.ndarray:
-        """Row numbers of the source."""
+        """Convert an index of this array to row numbers of the source."""
         if self._rows is not None:
             return self._rows[rows]
         if isinstance(rows, slice):

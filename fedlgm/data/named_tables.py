@@ -1,7 +1,7 @@
-"""Tables by name: CSV and Parquet files, and data sets of the Hugging Face Hub.
+"""Tables that are named by a file or by the Hugging Face Hub.
 
-This module reads them as tables. `fedlgm.data.tables` turns the tables into a data set, as it does
-with tables that a user passes.
+This module reads CSV files, Parquet files and data sets of the Hub as tables. `fedlgm.data.tables`
+converts these tables to arrays, as it converts tables that a user passes.
 """
 
 from __future__ import annotations
@@ -31,35 +31,37 @@ def read_files(
     test_file: str | Path | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Files as a mapping of frames for `fedlgm.data.encoding.from_tables`.
+    """Read files into a mapping of frames for `fedlgm.data.encoding.from_tables`.
 
-    A pattern such as "sites/*.csv", or a list, stands for several files, one from each site. The
-    sites are then the users, unless `users` names a column. All files have the columns of the test
-    file, in any order.
+    A pattern such as "sites/*.csv", or a list, stands for several training files, one from each
+    site. The sites are then the users, unless `users` names a column. All files must have the
+    columns of the test file, in any order.
 
     Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
-    is a name. Targets are numbers if all targets of the public test file are numbers and no target
-    is a name among `labels`.
+    is a name. Targets are then converted to numbers if all of them are numbers, and to Booleans if
+    all of them are "true" or "false", unless all targets of the test file are names in `labels`.
 
     Args:
-        file: training examples, .csv, .csv.gz or .parquet; or a pattern or list of such files.
-        test_file: test examples, which are public.
+        file: .csv, .csv.gz or .parquet file of the training examples; or a pattern or list of such
+            files.
+        test_file: file of the test examples, which are public.
         columns: further keys of the mapping: "target", "inputs", "users", "labels", "categories",
             "fill".
 
     Raises:
-        DataError: no file is named; a file is missing, is damaged or has no rows; or two spellings
-            of a target mean the same number. The faults in the files of several sites are reported
-            in one message.
+        DataError: no file is named; a file is missing, is damaged or has no rows; or a number
+            occurs among the targets in two spellings. One message reports the faults in the files
+            of all sites.
     """
     return _tables((file, test_file), columns, ("file", "test_file"))
 
 
 def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping, with tables in place of the names of files under "train" and "test".
+    """Replace the names of files under "train" and "test" in a mapping by the tables in these
+    files.
 
     Raises:
-        DataError: only one of the two is a name; or see `read_files`.
+        DataError: only one of "train" and "test" names a file; or see `read_files`.
     """
     parts = [mapping.get(part) for part in SPLITS]
     names = [
@@ -82,7 +84,7 @@ def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tables(
     files: tuple[Any, Any], columns: Mapping[str, Any], keys: tuple[str, str]
 ) -> dict[str, Any]:
-    """The mapping for `read_files`; `keys` are the keys of the two arguments, for messages."""
+    """Read the training and the test file for `read_files`; messages name these files by `keys`."""
     names = _text_columns(columns)
     file, test = files[0], read_frame(files[1], keys[1], names)
     several = isinstance(file, list | tuple) or (
@@ -99,7 +101,9 @@ def _tables(
 
 
 def _text_columns(columns: Mapping[str, Any]) -> list[str]:
-    """Possible names of the columns of targets and users."""
+    """List the columns that are read as text, if they exist: targets, users and columns with
+    categories.
+    """
     target = columns.get("target")
     names = (
         *(TARGETS if target is None else (target,)),
@@ -110,8 +114,8 @@ def _text_columns(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping for `DataSet.from_mapping`. In frames, targets are converted as `read_files`
-    describes.
+    """Make the mapping for `DataSet.from_mapping`. Targets in pandas frames are converted as
+    `read_files` describes.
     """
     target = columns.get("target")
     if target is None:
@@ -125,18 +129,20 @@ def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) ->
 def convert_targets(
     train: libraries.DataFrame, test: libraries.DataFrame, column: str, labels: Sequence[str] | None
 ) -> None:
-    """Replace targets read as text by numbers where the public test targets are numbers.
+    """Replace targets that were read as text by numbers or Booleans, if all of them are such
+    values.
 
     Args:
         train: table with the column; changed in place.
-        test: the public table; changed in place. If a node has rows of its own but no public rows,
-            both arguments are the node's rows.
+        test: the public table; changed in place. A node that has no public rows passes its own rows
+            for both arguments.
         column: name of the column of targets.
-        labels: names of the classes, which stay text.
+        labels: names of the classes. If all public targets are among these names, all targets stay
+            text.
 
     Raises:
-        DataError: two spellings mean the same number, or some targets are missing although the
-            others are numbers.
+        DataError: a value occurs in two spellings, or some targets of a table are missing although
+            all its other targets are numbers.
     """
     import pandas
 
@@ -179,7 +185,7 @@ def _are_texts(column: libraries.Series[Any]) -> bool:
 
 
 def _is_number(column: libraries.Series[Any]) -> libraries.Series[bool]:
-    """For each text, whether it is a finite number."""
+    """Tell for each text whether it spells a finite number."""
     import pandas
 
     return pandas.to_numeric(column, errors="coerce").abs() < float("inf")
@@ -193,17 +199,17 @@ def read_hub(
     download: bool = True,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Two splits of a data set of the Hub as a mapping for `DataSet.from_mapping`.
+    """Read two splits of a data set of the Hub into a mapping for `DataSet.from_mapping`.
 
     Users and classes of CSV files are read as `read_files` reads them.
 
     Args:
         name: "hf:owner/name".
-        folder: folder with a copy of the data set's files. With None, the local cache is read, or
-            the files are downloaded into it.
-        subset: name of the configuration, for data sets with several configurations.
-        splits: training and test split; slices such as "train[:80%]" work.
-        download: whether the Hub may be asked.
+        folder: folder with a copy of the data set's files. With None, the data set is read from the
+            local cache, after a download if the cache does not contain it.
+        subset: name of a configuration, for a data set that has several configurations.
+        splits: names of the training and the test split; slices such as "train[:80%]" are allowed.
+        download: whether a download from the Hub is allowed.
         columns: further keys of the mapping.
 
     Raises:
@@ -244,8 +250,8 @@ def read_hub(
 def _offline(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """The splits from a folder or from the local cache; ConnectionError if neither contains
-    them.
+    """Read the splits from a folder or from the local cache. ConnectionError is raised if the
+    splits would have to be downloaded.
     """
     from datasets import config
 
@@ -259,8 +265,8 @@ def _offline(
 def _load(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """The splits. A split from CSV files is a frame in which the columns `texts` are text, as in
-    `read_csv`.
+    """Read the splits. A split from CSV files is returned as a pandas frame in which the columns
+    `texts` contain text, as in `read_csv`.
     """
     from datasets import load_dataset
 
@@ -292,12 +298,12 @@ def _read(path: Path, names: Sequence[str]) -> libraries.DataFrame:
 
 
 def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.DataFrame:
-    """A file as a frame.
+    """Read a file as a pandas frame.
 
     Args:
         file: .csv, .csv.gz or .parquet.
-        key: the key of [data] that names the file, for messages.
-        names: columns that are text, see `read_csv`.
+        key: the key of the recipe's section [data] that names the file, for messages.
+        names: columns that contain text, see `read_csv`.
 
     Raises:
         DataError: no file is named, or the file is missing, damaged or without rows.
@@ -314,7 +320,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
         frame = _read(path, names)
-    except (OSError, EOFError, ValueError) as error:  # of pandas and pyarrow, too
+    except (OSError, EOFError, ValueError) as error:  # including exceptions of pandas and pyarrow
         what = f"data.{key}: {str(path)!r} cannot be read"
         raise DataError(explain_failure(what, error)) from error
     if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):
@@ -331,8 +337,8 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
 
 
 def read_csv(path: Path, names: Sequence[str] = ()) -> libraries.DataFrame:
-    """A CSV file as a frame. The columns `names` are text, and each other column has one type in
-    all rows.
+    """Read a CSV file as a pandas frame. The columns `names` contain text, and each other column
+    has one type in all rows.
 
     Raises:
         DataError: two columns have the same name, or rows have more values than there are columns.

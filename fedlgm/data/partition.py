@@ -1,6 +1,7 @@
-"""Division of a data set among clients, by scheme name.
+"""Division of samples among clients by a scheme that has a name.
 
-The schemes of `flwr-datasets` run its partitioners; all other schemes are in `assignment`.
+The schemes "iid" and "dirichlet" use the partitioners of `flwr-datasets`; the other bundled schemes
+are in `assignment`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from fedlgm.noise.keys import KeyRing
 
 @dataclass(frozen=True)
 class Partition:
-    """Division of the samples among the clients: client i holds `order[offsets[i]:offsets[i + 1]]`,
-    ascending.
+    """Division of samples among clients. Client i holds the samples `order[offsets[i]:offsets[i +
+    1]]`, in ascending order.
 
     Attributes:
         order: sample indices, int32 [assigned]; no index occurs twice.
@@ -47,7 +48,9 @@ class Partition:
 
     @classmethod
     def from_owner(cls, owner: np.ndarray, clients: int) -> Partition:
-        """Partition in which sample s belongs to client `owner[s]` (int [n], -1: no client)."""
+        """Make the partition in which sample s belongs to client `owner[s]` (int [n]; -1 means no
+        client).
+        """
         order = np.argsort(owner, kind="stable").astype(np.int32)
         counts = np.bincount(owner[owner >= 0], minlength=clients)
         offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -55,11 +58,12 @@ class Partition:
 
     @classmethod
     def from_clients(cls, clients: Sequence[Any], samples: int) -> Partition:
-        """Partition in which client i holds the samples `clients[i]`, integers in [0, samples).
+        """Make the partition in which client i holds the samples `clients[i]`, integers in [0,
+        samples).
 
         Raises:
-            DataError: there are no clients or examples, or indices are not integers, out of range
-                or given twice.
+            DataError: there are no clients or no samples, or an index is not an integer, is out of
+                range or occurs twice.
         """
         if isinstance(clients, Mapping) or not hasattr(clients, "__len__"):
             raise DataError(
@@ -99,13 +103,13 @@ class Partition:
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Sample indices of one client, 0 <= client < len(self) (a view)."""
+        """Return the sample indices of a client, 0 <= client < len(self), as a view."""
         if not 0 <= client < len(self):
             raise IndexError(f"client {client} is not in [0, {len(self)})")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        """Sample indices of each client in turn."""
+        """Yield the sample indices of each client in turn."""
         return (self[client] for client in range(len(self)))
 
     @property
@@ -114,13 +118,13 @@ class Partition:
         return np.diff(self.offsets)
 
     def owners(self, samples: int) -> np.ndarray:
-        """Client of each of `samples` samples, int32 [samples], -1 for no client."""
+        """Return the client of each sample, int32 [samples], with -1 for no client."""
         owner = np.full(samples, -1, dtype=np.int32)
         owner[self.order] = np.repeat(np.arange(len(self)), self.sizes)
         return owner
 
     def label_histogram(self, labels: np.ndarray, classes: int) -> np.ndarray:
-        """Samples of each client and class, int64 [clients, classes].
+        """Count the samples of each client in each class, int64 [clients, classes].
 
         Args:
             labels: labels of the divided set, int [n], in [0, classes).
@@ -132,7 +136,7 @@ class Partition:
 
 
 _OF_FLOWER = ("iid", "dirichlet")
-"""Schemes whose results are cached on disk, because `flwr-datasets` takes a second to import."""
+"""Schemes whose results are cached on disk, because importing `flwr-datasets` takes a second."""
 _SCHEMES: Registry[Callable[..., np.ndarray]] = Registry(
     "partition scheme",
     {"iid": flower.iid, "dirichlet": flower.dirichlet, **assignment.SCHEMES},
@@ -141,7 +145,7 @@ _SCHEMES: Registry[Callable[..., np.ndarray]] = Registry(
 
 
 def schemes() -> tuple[str, ...]:
-    """Names of the schemes of `partition`.
+    """List the names of the schemes that `partition` knows.
 
     Example:
         >>> {"iid", "dirichlet", "natural"} <= set(schemes())
@@ -151,13 +155,13 @@ def schemes() -> tuple[str, ...]:
 
 
 def options(scheme: str) -> dict[str, bool]:
-    """Options of a scheme: name -> whether it is required.
+    """Return the names of a scheme's options, each with whether it is required.
 
-    For a partitioner of `flwr-datasets` or of a user, these are the arguments that a run does not
-    supply.
+    The options of a partitioner of `flwr-datasets` or of a user are the arguments that a run does
+    not supply.
 
     Raises:
-        ConfigError: for an unknown scheme, or one that cannot be imported.
+        ConfigError: the scheme is unknown or cannot be imported.
 
     Example:
         >>> options("dirichlet")["alpha"], options("iid")  # alpha must be given
@@ -174,8 +178,8 @@ def partition(
 ) -> Partition:
     """Divide samples among clients.
 
-    The result depends on the arguments only, never on a global random generator. No sample belongs
-    to two clients, and clients may be empty.
+    The result depends only on the arguments, never on a global random generator. No sample belongs
+    to two clients, and a client may have no samples.
 
     Args:
         labels: class of each sample, int [n], not negative.
@@ -189,8 +193,8 @@ def partition(
         The partition.
 
     Raises:
-        ConfigError: for an unknown scheme or option, a value out of range, or a requirement that
-            the data cannot meet.
+        ConfigError: the scheme or an option is unknown, a value is out of range, or the data do not
+            meet a requirement of the scheme.
 
     Example:
         >>> clients = partition(np.arange(100) % 10, 5, "iid", seed=1)
@@ -240,7 +244,7 @@ def partition(
 
 
 def _restore(content: bytes | None, samples: int, clients: int) -> Partition | None:
-    """The cached division, if it is valid."""
+    """Convert cached owners to a partition; None if there are none or they are invalid."""
     if content is None or len(content) != 4 * samples:
         return None
     owner = np.frombuffer(content, dtype=np.int32).astype(np.int64)

@@ -1,4 +1,6 @@
-"""Images held as bytes and decoded to numbers on access."""
+"""Images that are stored as bytes and decoded to numbers on access, and conversion of single
+images.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,17 @@ class Undecoded(ABC):
 
     @abstractmethod
     def keep(self, rows: Any) -> Undecoded:
-        """Some of the inputs, still undecoded."""
+        """Select some of the inputs without decoding them."""
 
     @abstractmethod
     def parts(self, name: str) -> dict[str, np.ndarray]:
-        """Arrays that describe the inputs without reading them. Their names begin with `name`."""
+        """Return arrays that describe the inputs, without decoding or reading these. The names of
+        the arrays begin with `name`.
+        """
 
     @abstractmethod
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Inputs `rows` as numbers."""
+        """Return the inputs `rows` as numbers."""
 
     def __len__(self) -> int:
         """Number of inputs."""
@@ -45,8 +49,8 @@ class Undecoded(ABC):
 
 @dataclass(frozen=True)
 class Pixels(Undecoded):
-    """Bytes and a table with the number for each byte. They take a quarter of the memory of the
-    same floats.
+    """Images stored as bytes, with a table of the number for each byte. They take a quarter of the
+    memory of the same images as floats.
 
     Attributes:
         codes: uint8 [n, ...].
@@ -63,19 +67,21 @@ class Pixels(Undecoded):
 
     @classmethod
     def from_bytes(cls, codes: np.ndarray) -> Pixels:
-        """Bytes that stand for numbers from -1 to 1."""
+        """Make images of bytes, where 0 stands for -1 and 255 for 1."""
         values = np.arange(256).astype(np.float32)
         values *= _TO_FLOAT
         values -= 1.0
         return cls(codes, values)
 
     def between(self, low: float, high: float) -> Pixels:
-        """The same bytes, with numbers rescaled from [-1, 1] to [low, high]."""
+        """Return the same bytes with a table of numbers that is rescaled from [-1, 1] to [low,
+        high].
+        """
         return Pixels(self.codes, rescale(self.values, low, high))
 
     @override
     def keep(self, rows: Any) -> Pixels:
-        """Some of the images, still as bytes."""
+        """Select some of the images, still as bytes."""
         return Pixels(self.codes[rows], self.values)
 
     @override
@@ -84,7 +90,7 @@ class Pixels(Undecoded):
 
     @override
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Images `rows` as numbers, float32 [rows, ...]."""
+        """Decode the images `rows` to numbers, float32 [rows, ...]."""
         return np.take(self.values, self.codes[rows])
 
     @property
@@ -94,7 +100,7 @@ class Pixels(Undecoded):
 
 
 def rescale(x: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Numbers rescaled from [-1, 1] to [low, high], float32.
+    """Rescale numbers from [-1, 1] to [low, high], as float32.
 
     Example:
         >>> rescale(np.array([-1, 1], dtype=np.float32), 0.0, 1.0).tolist()
@@ -106,12 +112,12 @@ def rescale(x: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def fit_image(image: Any, size: int | None, channels: int) -> np.ndarray:
-    """An image of Pillow as float32 [channels, H, W] in [-1, 1].
+    """Convert an image of Pillow to float32 [channels, H, W] in [-1, 1].
 
     Args:
         image: a `PIL.Image.Image`.
-        size: height and width; the largest centred square is resized bilinearly. None keeps the
-            image's own size.
+        size: height and width of the result, to which the largest centred square is resized
+            bilinearly. With None, the image is not resized.
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
@@ -129,7 +135,7 @@ def fit_image(image: Any, size: int | None, channels: int) -> np.ndarray:
 
 
 def upright(image: Any, channels: int) -> Any:
-    """An image of Pillow with 8 bits per channel, rotated as its EXIF data say.
+    """Convert an image of Pillow to 8 bits per channel, and rotate it as its EXIF data say.
 
     Grey images of 16 bits are scaled by 1/257, so that white stays white.
 
@@ -164,7 +170,7 @@ def upright(image: Any, channels: int) -> Any:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """In the block, turn the error of an image that cannot be decoded into a DataError that names
+    """Replace the errors of an image that cannot be decoded in the block by a DataError that names
     the image.
 
     Args:

@@ -1,7 +1,8 @@
-"""The files of several sites as one table, with one report on all faults of all files.
+"""Reading of the files of several sites into one table, with one message about the faults of all
+files.
 
-The public test file determines the columns. Private files add nothing to the description of the
-data, and messages contain no values from them.
+The public test file determines the columns. Private files do not influence the description of the
+data, and the messages contain no values from private files.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ MARKS = ";\t|"
 
 
 def paths_of(key: str, files: Any) -> list[Path]:
-    """The files for a name, for a pattern such as "sites/*.csv", or for a list of names and
-    patterns.
+    """List the files that a name, a pattern such as "sites/*.csv", or a list of names and patterns
+    stands for.
 
     Args:
         key: name of the argument in messages.
@@ -68,7 +69,7 @@ def is_pattern(path: Path) -> bool:
 
 
 def mark_of(header: str) -> str | None:
-    """The separator of the columns in a header, if it is not a comma.
+    """Return the separator of the columns in a header if it is not a comma; otherwise None.
 
     Example:
         >>> mark_of("age;dose;ill")
@@ -78,13 +79,13 @@ def mark_of(header: str) -> str | None:
 
 
 class Sites:
-    """Reader of the files of several sites, which must have the columns of a public table.
+    """Reader of the files of several sites. Each file must have the columns of a public table.
 
     Args:
         test: the public table.
         test_path: file of the public table, for messages.
         encoding: public categories and fills.
-        columns: the further keys of the data: "target", "inputs", "users".
+        columns: the further keys of the data, such as "target", "inputs", "users" and "labels".
         read: function (path) -> frame, which raises DataError or ValueError.
     """
 
@@ -110,9 +111,10 @@ class Sites:
         self._gaps: set[str] = set()
 
     def table(self, paths: Sequence[Path]) -> tuple[libraries.DataFrame, np.ndarray]:
-        """The rows of all files, with the columns in the order of the public table, and the name of
-        the site of each row. The name of a site is the name of its file without the ending. If two
-        files have the same name, it is the file's path below the files' common folder.
+        """Read all files; return their rows as one table, and the name of the site of each row. The
+        columns have the order of the public table, or that of the named inputs. The name of a site
+        is the name of its file without the ending. If two files have the same name, every site is
+        named by the path of its file below the common folder of all files.
 
         Raises:
             DataError: at least one file cannot be used; the message lists the faults of all files.
@@ -144,7 +146,9 @@ class Sites:
         return pandas.concat([frame[names] for frame in frames], ignore_index=True), owners
 
     def _examine(self, path: Path) -> tuple[Any, list[str]]:
-        """A file's frame and faults."""
+        """Read a file as a frame and list the faults in it; the frame is None if the file cannot be
+        read.
+        """
         try:
             if path.suffix.lower() == ".csv" and (mark := mark_of(_header(path))):
                 return None, [_of_mark(path, mark)]
@@ -159,7 +163,7 @@ class Sites:
         return frame, [*faults, *self._of_names(list(map(str, frame.columns))), *self._of(frame)]
 
     def _of_names(self, header: list[str]) -> list[str]:
-        """Faults in the names of the columns. The columns may have any order."""
+        """List the faults in the names of the columns, which may have any order."""
         wanted = [*self._needed, *([self._users] if self._users else [])]
         further = [name for name in header if name not in wanted]
         faults = []
@@ -177,7 +181,7 @@ class Sites:
         return faults
 
     def _of(self, frame: libraries.DataFrame) -> list[str]:
-        """Faults in the values. The text contains no values."""
+        """List the faults in the values of a frame. The texts contain no values."""
         import pandas
 
         numeric = pandas.api.types.is_numeric_dtype
@@ -237,7 +241,7 @@ class Sites:
         return "\n".join(lines)
 
     def _categories(self) -> str:
-        """The categories of the columns of text that occur in the public table."""
+        """Write, for each column of text, the categories that occur in the public table."""
         parts = []
         for name in sorted(self._texts):
             public: list[str] = []
@@ -254,7 +258,9 @@ def _join(names: Sequence[str]) -> str:
 
 
 def _has_commas(values: np.ndarray) -> bool:
-    """Whether texts are numbers of which at least one has a decimal comma."""
+    """Whether all texts are numbers without a decimal point, at least one of which has a decimal
+    comma.
+    """
     texts = [str(value) for value in values if str(value)]
     numbers = [bool(_COMMA.fullmatch(text)) for text in texts]
     return any(numbers) and all(
@@ -269,7 +275,7 @@ def _header(path: Path) -> str:
 
 
 def _of_mark(path: Path, mark: str) -> str:
-    """The fault of a file whose columns are not separated by commas."""
+    """Describe the fault of a file whose columns are not separated by commas, and the remedy."""
     import pandas
 
     rows = pandas.read_csv(path, sep=mark, dtype=str, keep_default_na=False)

@@ -1,5 +1,5 @@
-"""Sets that are read from files: the folders that may hold the files, the download, and the
-resulting `DataSet`.
+"""Published sets that are read from files: which folders are searched for the files, how they are
+downloaded, and how they become a `DataSet`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TIMEOUT = 10.0  # a download is abandoned after this many seconds without an an
 
 @dataclass(frozen=True)
 class FileSet:
-    """A published set.
+    """Description of a published set and its files.
 
     Attributes:
-        classes: number of classes, or of characters.
+        classes: number of classes, or number of characters in the alphabet.
         shape: shape of one input.
         train: glob patterns of the files of the training examples. Each pattern must match a file
             in the set's folder.
@@ -63,12 +63,14 @@ class FileSet:
         return (*self.train, *self.test)
 
     def samples(self, folder: Path, patterns: Sequence[str]) -> Any:
-        """The examples in the files of a folder that match the patterns."""
+        """Read the examples in those files of a folder that match the patterns."""
         return self.read(*(_matching_files(folder, pattern) for pattern in patterns))
 
 
 def _matching_files(folder: Path, pattern: str) -> list[Path]:
-    """Files of `folder` that match `pattern`, sorted: an unpacked file comes before its .gz."""
+    """List the files of `folder` that match `pattern`, sorted by name, so that an unpacked file
+    comes before its .gz.
+    """
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
@@ -155,20 +157,23 @@ FILE_SETS: dict[str, FileSet] = {
 
 
 def store() -> Path:
-    """Folder of downloaded and prepared sets: `$FEDLGM_DATA`, or ~/.cache/fedlgm."""
+    """Return the folder of downloaded and prepared sets: `$FEDLGM_DATA`, or ~/.cache/fedlgm if this
+    is not set.
+    """
     return Path(os.environ.get("FEDLGM_DATA") or Path.home() / ".cache" / "fedlgm")
 
 
 def locate(
     name: str, data_dir: str | Path | None, *, download: bool, files: tuple[str, ...] | None = None
 ) -> Path:
-    """Folder that holds the set `name` of `FILE_SETS`; downloads the set if no folder does.
+    """Find the folder that contains the files of the set `name`. If there is none, download the
+    set.
 
     Args:
         name: key of `FILE_SETS`.
         data_dir: directory searched first, or None.
         download: whether torchvision may download the set.
-        files: patterns of the files that are needed; None: all files of the set.
+        files: patterns of the files that are needed. With None, all files of the set are needed.
 
     Returns:
         The folder.
@@ -204,11 +209,11 @@ def locate(
 
 @cache
 def read(name: str, folder: Path) -> DataSet:
-    """The set `name` of `FILE_SETS` from the folder that `locate` found. The process keeps it until
-    it ends.
+    """Read the set `name` of `FILE_SETS` from the folder that `locate` found. The set stays in
+    memory until the process ends.
 
     Returns:
-        The set: pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
+        The set. Its inputs are pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
 
     Raises:
         DataError: if a file is damaged.
@@ -220,8 +225,8 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def read_test(name: str, folder: Path) -> DataSet:
-    """A set with the test examples of the set `name` as training and test part. Only the files of
-    the test examples are read.
+    """Read only the test examples of the set `name`. The training part and the test part of the
+    result are both these examples.
 
     Raises:
         DataError: if a file is damaged.
@@ -247,7 +252,9 @@ def _build_data_set(name: str, folder: Path, train: Samples, test: Samples) -> D
 
 
 def _scale(x: np.ndarray) -> Any:
-    """Bytes, or numbers in [0, 1], as float32 in [-1, 1]. Characters are not changed."""
+    """Scale bytes, or numbers in [0, 1], to float32 in [-1, 1]. The numbers of characters are not
+    changed.
+    """
     if x.dtype == np.int64:
         return x
     if x.dtype == np.uint8:
@@ -298,7 +305,9 @@ def _download(name: str, spec: FileSet, store: Path, allowed: bool) -> str:
 
 @contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Close connections without answers after a time, because torchvision sets no timeout."""
+    """Set a timeout for all connections that are opened in the block, because torchvision sets
+    none.
+    """
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

@@ -2,8 +2,9 @@
 arrays of a data set.
 
 A table of tokens has the columns of a tokenizer (`input_ids`, and optionally `attention_mask` and
-`token_type_ids`). They become the inputs in this order, and rows are padded. Any other table
-contains numbers or images, and its columns except target and user are the features.
+`token_type_ids`). These columns become the inputs in this order, and their rows are padded to one
+length. Any other table contains numbers or images; all its columns except those of the target and
+the user are the features.
 """
 
 from __future__ import annotations
@@ -38,23 +39,25 @@ OPTIONS = (
     "standardise",
 )
 INTERCEPT = "(intercept)"
-"""Name of the intercept in the list of a linear model's coefficients. No column may have this
-name."""
+"""Name of the intercept in the list of a linear model's coefficients. No column of a table may have
+this name.
+"""
 _KINDS = ("bool", "int", "float")
 _Columns = dict[str, Any]
 _Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and targets
 
 
 class Column(TypedDict):
-    """A feature's public description: name, type, and the constants that standardised the feature,
-    if they are known.
+    """A feature's public description: its name, its type and, if the feature is standardised, the
+    constants for this.
 
     Attributes:
         name: name of the column.
         dtype: "bool", "int" or "float", as in the public test table.
-        mean, deviation: the model's input is (value - mean) / deviation.
-        of, categories: for a category of a column of text, the name of this column and all
-            categories of the column.
+        mean, deviation: the constants of a standardised feature; the model's input is (value -
+            mean) / deviation.
+        of, categories: for a feature that indicates one category of a column of text, the name of
+            this column and the list of all its categories.
         fill: public value that replaces missing values.
     """
 
@@ -76,8 +79,8 @@ class Unfit(DataError):
 
 
 def is_table(value: object) -> bool:
-    """Whether a value is a pandas frame or a `datasets.Dataset`. This check imports neither
-    package.
+    """Whether a value is a pandas frame or a `datasets.Dataset`. The check does not import pandas
+    or datasets.
 
     Example:
         >>> import pandas
@@ -96,27 +99,30 @@ def holds_tables(data: Mapping[str, Any]) -> bool:
 
 
 def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a mapping with tables as "train" and "test" to one with arrays; see
+    """Convert a mapping with tables under "train" and "test" to a mapping with arrays, for
     `DataSet.from_mapping`.
 
     Args:
-        data: {"train": table, "test": table}, and where needed: "users", the column that names each
-            example's user; "target", the target's column, or a list of several (default: "labels"
-            or "label"; tokens without either are their own target, for the task "causal-lm");
-            "inputs", a column or a list of them, for the features (default: all others); "text" and
-            "tokenizer": the column of texts, and their tokenizer; "length": the number of tokens to
-            which texts are cut and all rows are padded (default: the length of the longest test
-            row, if no training row is longer); "standardise", {column: (mean, deviation)} of public
-            figures, or "test" for the figures of the test rows, which are public (columns of
-            Booleans stay as they are); the model's exports then hold these constants; "image_size"
-            and "channels" of images, see `fedlgm.data.pixels.fit_image`. Other keys are passed on.
+        data: {"train": table, "test": table} and these optional keys. "users": the column that
+            names each example's user. "target": the column of the target, or a list of several such
+            columns (default: "labels" or "label"; a table of tokens with neither column is its own
+            target, for the task "causal-lm"). "inputs": the feature column or a list of feature
+            columns (default: all other columns). "text" and "tokenizer": the column of texts and
+            the tokenizer for these texts. "length": the number of tokens to which texts are cut and
+            all rows are padded (default: the length of the longest test row; an error if a training
+            row is longer). "standardise": public constants {column: (mean, deviation)}, or "test"
+            to compute the constants from the test rows, which are public (columns of Booleans are
+            not standardised); the model's exports then contain these constants. "image_size" and
+            "channels": the form of images, see `fedlgm.data.pixels.fit_image`. Other keys are
+            copied to the result.
 
     Returns:
-        The mapping with arrays, and with the descriptions of the features as "columns". If "labels"
-        is missing and a `datasets.Dataset` names its classes, these names become "labels".
+        The mapping with arrays. If the features are columns of numbers, "columns" holds their
+        descriptions. If "labels" is missing and a `datasets.Dataset` names its classes, "labels"
+        holds these names.
 
     Raises:
-        DataError: a part or column is missing, or a feature is not a number.
+        DataError: a table or a column is missing, or a feature cannot be converted to numbers.
 
     Example:
         >>> import pandas
@@ -181,19 +187,19 @@ def describe(
     x: np.ndarray,
     constants: Mapping[str, Any] | str | None = None,
 ) -> tuple[Column, ...] | None:
-    """Descriptions of the features of a public table; None for images and arrays, because they have
-    no columns of numbers.
+    """Describe the features of a public table; None for images and arrays, because these have no
+    columns of numbers.
 
     Args:
         table: the table, or its columns by name.
-        names: the features.
+        names: names of the columns that are features.
         x: values of the features [n, ...].
-        constants: mean and standard deviation of columns to standardise, by name. "test" stands for
-            the figures of x for all columns except Booleans.
+        constants: mean and standard deviation of each column that is standardised, by the column's
+            name. With "test", they are computed from `x` for all columns except those of Booleans.
 
     Raises:
-        DataError: constants name an unknown column, or are not two finite numbers with a deviation
-            above 0; or all values of a column are equal.
+        DataError: `constants` names an unknown column, or a column's constants are not two finite
+            numbers with a deviation above 0; or, with "test", all values of a column are equal.
     """
     if x.ndim != 2 or x.shape[1] != len(names):
         _refuse_constants(constants)
@@ -234,8 +240,8 @@ def _refuse_constants(constants: object) -> None:
 
 
 def _figures(columns: Sequence[Column], x: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of the columns of public rows [n, d], except for columns of
-    Booleans.
+    """Compute the mean and standard deviation of each column of public rows [n, d], except for
+    columns of Booleans.
     """
     figures = {}
     for column, values in zip(columns, x.T, strict=True):
@@ -264,15 +270,16 @@ def _constants(name: str, given: Any) -> tuple[float, float]:
 
 
 def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
-    """Refuse descriptions that do not fit the columns of the inputs, or that share a name.
+    """Raise DataError if the descriptions do not fit the columns of the inputs.
 
     Args:
-        columns: the descriptions.
+        columns: the descriptions, one for each column of the inputs.
         x: inputs.
         part: "training" or "test", for the message.
 
     Raises:
-        DataError: a description does not fit, or two descriptions have the same name.
+        DataError: the number of descriptions is wrong, a description has an invalid name, type or
+            constant, or two descriptions have the same name.
 
     Example:
         >>> check_columns([{"name": "age", "dtype": "int"}], np.zeros((4, 1)), "test")
@@ -307,7 +314,7 @@ def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
 
 
 def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
-    """Rows [n, d], standardised with the constants of the columns, float64.
+    """Standardise rows [n, d] with the constants of their columns; the result is float64.
 
     Example:
         >>> standardise(np.array([[60.0]]), [{"name": "age", "dtype": "float", "mean": 50, "deviation": 20}]).tolist()
@@ -319,7 +326,8 @@ def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def features(table: Any, part: str) -> np.ndarray:
-    """All columns of a table as features. `as_arrays` describes the conversion and the errors.
+    """Convert all columns of a table to features. `as_arrays` describes the conversion and the
+    errors.
 
     Example:
         >>> import pandas
@@ -351,7 +359,7 @@ def _columns(table: Any, part: str) -> _Columns:
 
 
 def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """Names of a target's classes, as a `datasets.Dataset` states them."""
+    """Return the names of a target's classes if a `datasets.Dataset` names these classes."""
     features = getattr(table, "features", {})
     names = getattr(features[target], "names", None) if target in list(features) else None
     return None if names is None else tuple(names)
@@ -369,7 +377,9 @@ def _take_column(columns: _Columns, name: Any, part: str) -> Any:
 
 
 def _take_target(columns: _Columns, target: Any, part: str) -> Any:
-    """The target's column [n], or several target columns side by side [n, k]."""
+    """Remove the target's column from `columns` and return it [n], or several target columns as one
+    array [n, k].
+    """
     if isinstance(target, list | tuple) and len(target) > 1:
         remedy = "give numbers"
         return np.stack(
@@ -409,16 +419,17 @@ def _tokenize(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, _Part]:
-    """Inputs and targets of both parts. Rows are padded on the right to the given length, or to the
-    longest test row.
+    """Form the inputs and targets of the training and the test part. Rows are padded on the right
+    to the given length, or to the length of the longest test row.
     """
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # Token types follow the mask; a table without a mask gets a mask of ones. The lengths of
-    # private rows must not influence this.
+    # If the model gets token types, it also gets a mask, because the mask comes before them; a
+    # table without a mask gets ones. Whether there is a mask must not depend on the lengths of
+    # private rows.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = (
         length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
@@ -451,7 +462,7 @@ def _of_tokens(
 
 
 def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
-    """Number of tokens in every row after padding."""
+    """Compute the number of tokens that every row has after padding."""
     longest = {
         part: max(map(len, columns["input_ids"]), default=0) for part, columns in parts.items()
     }
@@ -471,8 +482,8 @@ def _width(parts: Mapping[str, _Columns], length: int | None) -> int:
 
 
 def _check_tokens(columns: _Columns, part: str) -> None:
-    """Refuse rows that are not lists of whole numbers, or whose length differs from the number of
-    tokens in the row.
+    """Raise DataError if a row of a token column is not a list of whole numbers, or is not as long
+    as the row's `input_ids`.
     """
     for name in (name for name in TOKENS if name in columns):
         for i, (row, tokens) in enumerate(zip(columns[name], columns["input_ids"], strict=True)):
@@ -498,7 +509,9 @@ def _pad(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
 def _features(
     columns: _Columns, names: Sequence[str], part: str, size: int | None = None, channels: int = 3
 ) -> np.ndarray:
-    """The columns side by side, [n, k], or a single column of arrays [n, ...]."""
+    """Join the named columns of numbers to one array [n, k]; a single column of arrays stays [n,
+    ...].
+    """
     require_columns(names, columns, f"data: {part!r}")
     if not names:
         raise DataError(
@@ -527,8 +540,8 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """A column of images as float32 [n, C, H, W]; any other column in the form that `numbers`
-    returns.
+    """Convert a column of images to float32 [n, C, H, W]. Any other column is converted by
+    `numbers`.
     """
     if len(values) and hasattr(values[0], "convert"):
         with readable(f"data: an image of column {name!r} of {part!r}"):
@@ -547,11 +560,11 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
 
 
 def require_columns(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Refuse columns that a table does not have.
+    """Raise DataError if a table lacks one of the named columns.
 
     Args:
-        names: the columns.
-        known: the table's columns.
+        names: names of the required columns.
+        known: names of the table's columns.
         where: name of the table in the message.
 
     Raises:
@@ -570,15 +583,17 @@ def require_columns(names: Iterable[str], known: Iterable[str], where: str) -> N
 
 
 def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
-    """A column of numbers as float64 [n], or of lists of numbers as [n, ...].
+    """Convert a column of numbers to float64 [n], or a column of lists of numbers to float64 [n,
+    ...].
 
     Args:
         values: the column.
-        column: name of the column in messages. Messages contain no values of the column.
-        remedy: text of the message that says what to do with values that are not numbers.
+        column: description of the column for messages. The messages contain no values of the
+            column.
+        remedy: end of the message about values that are not numbers; it tells the user what to do.
 
     Raises:
-        Unfit: the column holds other values than numbers, or has gaps.
+        Unfit: the column contains values that are not numbers, or has gaps.
         DataError: an array has masked values.
 
     Example:

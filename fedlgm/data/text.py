@@ -27,8 +27,8 @@ _LZW = b"\x1f\x9d\x90"  # header of compress(1): codes of up to 16 bits, a clear
 
 
 def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
-    """Numbers of a text's characters, int64 [characters]; characters outside the alphabet are
-    dropped.
+    """Convert a text to the numbers of its characters, int64 [characters]. Characters outside the
+    alphabet are dropped.
 
     >>> decode(encode("In the beginning § God"))
     'In the beginning  God'
@@ -40,7 +40,7 @@ def encode(text: str, alphabet: str = ALPHABET) -> np.ndarray:
 
 
 def decode(tokens: np.ndarray) -> str:
-    """The text of `encode`'s numbers [characters].
+    """Convert the numbers [characters] that `encode` returns for `ALPHABET` back to a text.
 
     Example:
         >>> decode(encode("Amen."))
@@ -52,12 +52,12 @@ def decode(tokens: np.ndarray) -> str:
 def windows(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET
 ) -> tuple[Samples, Samples]:
-    """Training and test examples, which are windows of `length` characters. The target of each
-    character is the next character.
+    """Cut texts into training and test examples, which are windows of `length` characters. The
+    target of each character is the next character.
 
-    Windows of a text do not overlap. By a fixed, public rule every tenth window is a test example,
-    where windows are counted over all texts. The remaining characters at the end of a text are not
-    used.
+    The windows of a text do not overlap. By a fixed, public rule every tenth window is a test
+    example; the windows are counted over all texts. The remaining characters at the end of a text
+    are not used.
 
     Args:
         texts: text of each user. Users get the numbers 0, 1, ... in the order of the mapping.
@@ -65,7 +65,8 @@ def windows(
         alphabet: distinct characters.
 
     Raises:
-        DataError: fewer than two windows in all, or a character that occurs twice in the alphabet.
+        DataError: there are fewer than two windows in all, or a character occurs twice in the
+            alphabet.
 
     Example:
         >>> train, test = windows({"mary": "ab" * 25}, length=4)  # 12 windows, one of them for the test
@@ -94,7 +95,7 @@ def windows(
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """A data set of users' texts for the task "next-token". Arguments and errors are those of
+    """Make a data set of users' texts for the task "next-token". Arguments and errors are those of
     `windows`.
 
     Example:
@@ -107,7 +108,8 @@ def next_character(
 
 
 def read_bible(path: Path) -> list[tuple[str, int, str]]:
-    """Chapters (book, number, text) of Debian's bible.data, with each verse on a separate line.
+    """Read the chapters (book, number, text) of Debian's file bible.data. In the text, each verse
+    is on a separate line.
 
     The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window
     and the number of windows (big-endian), the start of each window, and the windows: text packed

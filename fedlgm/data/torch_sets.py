@@ -1,4 +1,4 @@
-"""Data sets of PyTorch as a pair of arrays."""
+"""Conversion of data sets of PyTorch to pairs of arrays."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedlgm.extension.loader import users_code
 
 
 def as_pair(part: Any) -> Any:
-    """(inputs, targets) of a `torch.utils.data.Dataset` with items (input, ..., target). Other
-    values are returned unchanged.
+    """Convert a `torch.utils.data.Dataset` with items (input, ..., target) to a pair (inputs,
+    targets). Other values are returned unchanged.
 
     Every item is read only once, so a random transform is applied only once. Several inputs become
     a tuple of arrays.

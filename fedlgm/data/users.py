@@ -21,8 +21,8 @@ _EXACT = 2.0**53
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
-    """Number of each example's user, int64 [count]. Users are numbered from 0 in the order of their
-    names.
+    """Number the users; return the number of each example's user, int64 [count]. Users are numbered
+    from 0 in the order of their names.
 
     Names that differ only in case, spaces, zeros or the form of their characters cause a notice. If
     two such names belong to one person, the person counts as two units, and the stated epsilon is
