@@ -226,9 +226,11 @@ class Sites:
 
     def _report(self, found: Mapping[tuple[str, ...], list[Path]], count: int) -> str:
         paths_lost = [path for paths in found.values() for path in paths]
-        public = f", nor can the public {self._path.name}" if self._path in paths_lost else ""
-        lost = len(paths_lost) - bool(public)
-        lines = [f"data: {lost} of {count} training files cannot be used{public}:"]
+        public = self._path in paths_lost
+        lost = len(paths_lost) - public
+        files = [f"{lost} of {count} training files"] if lost else []
+        files += [f"the public {self._path.name}"] if public else []
+        lines = [f"data: {' and '.join(files)} cannot be used:"]
         for faults, paths in found.items():
             names = ", ".join(path.name for path in paths[:3])
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""

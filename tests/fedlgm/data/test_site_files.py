@@ -124,7 +124,7 @@ def test_text_needs_public_categories_which_are_taken_from_no_private_row(sites)
         with_text(each).to_csv(f"sites/hospital-{i}.csv", index=False)
     with pytest.raises(DataError, match=r"'categories': \{'sex': \['F', 'M'\]\}") as refused:
         data.load(TABLES)
-    assert "3 of 3 training files cannot be used, nor can the public test.csv" in str(refused.value)
+    assert "3 of 3 training files and the public test.csv cannot be used" in str(refused.value)
     categories = {"sex": ["F", "M"], "stage": [1, 2]}
     read = data.load(TABLES | {"categories": categories, "standardise": "test"})
     assert [column["name"] for column in read.columns] == ["age", "dose", "sex=M", "stage=2"]
@@ -134,6 +134,14 @@ def test_text_needs_public_categories_which_are_taken_from_no_private_row(sites)
     with pytest.raises(DataError, match="other values of 'sex' than its categories") as refused:
         data.load(TABLES | {"categories": categories})
     assert "X" not in str(refused.value)
+
+
+def test_only_the_files_with_faults_are_named(sites):
+    public = pandas.read_csv("test.csv")
+    public.loc[2, "age"] = None
+    public.to_csv("test.csv", index=False)
+    with pytest.raises(DataError, match=r"^data: the public test\.csv cannot be used:"):
+        data.load(TABLES)
 
 
 def test_gaps_are_filled_with_public_values_only(sites):
