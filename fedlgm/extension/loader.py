@@ -1,7 +1,7 @@
-"""Users' objects, named in a recipe as "package.module:name".
+"""Loading and calling the users' objects that a recipe names as "package.module:name".
 
-Only this module imports names from a recipe. An import runs the module's code, so name only modules
-that you trust.
+Only this module of the library imports objects that a recipe names. An import runs the code of the
+imported module, so a recipe must name only modules that you trust.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWOR
 OWN = "your own as 'package.module:name'"
 
 HUB = "hf:"
-"""Beginning of the name of a data set of the Hugging Face Hub. Such a name is not a reference."""
+"""Prefix of the name of a data set on the Hugging Face Hub. `is_reference` does not treat such a
+name as a reference to a user's object.
+"""
 
 
 def is_reference(name: object) -> bool:
@@ -40,8 +42,8 @@ def is_reference(name: object) -> bool:
 
 
 def object_name(value: object) -> str:
-    """Name, for a recipe, of an object that was passed in Python. It is the object's name or the
-    name of its class, in angle brackets.
+    """Name by which a recipe records an object that was passed in Python: the object's name or, if
+    it has none, the name of its class, in angle brackets.
 
     >>> object_name(print), object_name([]), object_name(lambda: 0)
     ('<print>', '<list>', '<lambda>')
@@ -51,8 +53,7 @@ def object_name(value: object) -> str:
 
 
 def shown_name(value: object) -> str:
-    """A given value (a name, or an object passed in Python) in the form in which a message quotes
-    it.
+    """Quote a value for a message. The value is a name or an object that was passed in Python.
 
     >>> shown_name("adam"), shown_name(print)
     ("'adam'", "'<print>'")
@@ -70,15 +71,15 @@ def is_object(name: object) -> bool:
 
 
 def object_or_name(own: Any, name: Any, what: str) -> Any:
-    """The object that was passed in Python, or otherwise the name in the recipe.
+    """Return the object that was passed in Python or, if none was passed, the name in the recipe.
 
     Args:
         own: the object; None if none was passed.
-        name: the recipe's name.
+        name: the name in the recipe.
         what: name of the argument that takes the object.
 
     Raises:
-        ConfigError: the recipe mentions an object that was not passed.
+        ConfigError: no object was passed, but the name in the recipe stands for an object.
     """
     if own is None and is_object(name):
         raise ConfigError(
@@ -91,18 +92,18 @@ def object_or_name(own: Any, name: Any, what: str) -> Any:
 def load_object(reference: str, what: str) -> Any:
     """Import the object that `reference` names.
 
-    Modules are searched for as by `import`, and in the current directory.
+    The module is searched for where `import` searches, and then in the current directory.
 
     Args:
         reference: "package.module:name"; the name may have dots ("module:Class.method").
-        what: purpose of the object ("model", "task", ...), for the message.
+        what: purpose of the object ("model", "task", ...), for the message of an error.
 
     Returns:
-        The object itself: it is neither called nor checked.
+        The object itself, which is neither called nor checked.
 
     Raises:
-        ConfigError: the reference is malformed, its module cannot be imported, or the module has no
-            such name. The message names the module and the reason.
+        ConfigError: the reference is malformed, its module cannot be imported, or the module does
+            not define the name. The message names the module and the reason.
 
     >>> load_object("math:sqrt", "function")(9.0)
     3.0
@@ -140,7 +141,7 @@ def load_object(reference: str, what: str) -> Any:
 
 
 def is_bundled(found: object) -> bool:
-    """Whether an object's class belongs to this package and not to a user.
+    """Whether an object's class is defined in the package `fedlgm` and not by a user.
 
     Example:
         >>> from fedlgm.planning.queries import BelowBound
@@ -153,7 +154,8 @@ def is_bundled(found: object) -> bool:
 
 
 def package_of(value: object) -> str:
-    """Top-level package of a class or function; empty if it has none.
+    """Top-level package in which a class or function is defined; empty if the value does not record
+    a module.
 
     Example:
         >>> package_of(package_of), package_of(3)
@@ -164,22 +166,26 @@ def package_of(value: object) -> str:
 
 @contextmanager
 def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) -> Iterator[None]:
-    """Run a user's code, and turn any exception into one message that names the place.
+    """Turn any exception of a user's code in the block into one error with a short message, which
+    names the line of the user's file.
 
-    These exceptions pass unchanged: * `FedlgmError`, which was raised on purpose as a message and
-      keeps its words and type. A caller that knows the recipe adds the section
-      (`fedlgm.wording.prefix_key`), so that a label here would repeat it. * Exceptions that
-      `fedlgm.errors.out_of_memory` recognises: the code is correct, and fewer
-        clients at once or a smaller model may fit.
-      * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`, which stop a
-        run.
+    These exceptions pass unchanged:
 
-    A `TypeError` gets no special treatment: `misfit` checks the arguments before the call.
+    * A `FedlgmError`, whose message was written for the user. A caller that knows the recipe adds
+      the name of the section (`fedlgm.wording.prefix_key`), which a label would repeat.
+    * An exception that `fedlgm.errors.out_of_memory` recognises. In this case the user's code is
+      correct, and fewer clients at once or a smaller model may fit into memory.
+    * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`. Each of them
+      stops the run.
+
+    A `TypeError` is treated like other exceptions, because callers check the arguments with
+    `misfit` before the call.
 
     Args:
         label: beginning of the message, such as "model 'mypkg.models:Net'".
-        found: the user's object. The message names the last line of its file in the traceback.
-        kind: class of the error.
+        found: the user's object. The message names the innermost line of the object's file in the
+            traceback.
+        kind: class of the error that is raised.
 
     Raises:
         FedlgmError: an error of class `kind`, "LABEL: TYPE: TEXT (FILE, line N)".
@@ -201,9 +207,9 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
 
 def misfit(function: Any, *arguments: Any, **options: Any) -> str:
-    """The reason why a function or class does not take these arguments, determined without a call.
+    """Explain, without a call, why a function or class does not accept these arguments.
 
-    It is empty if the arguments fit, or if Python does not know the parameters.
+    The explanation is empty if the arguments fit, or if Python does not know the parameters.
 
     >>> misfit(lambda lr, momentum: lr, 0.1), misfit(lambda lr: lr, 0.1)
     ("missing a required argument: 'momentum'", '')
@@ -220,8 +226,8 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def sealed(kind: type[K]) -> type[K]:
-    """Class decorator that refuses derived classes, because a derived class could state a cost that
-    does not follow from the fields.
+    """Class decorator that refuses derived classes. A derived class could claim a privacy cost that
+    does not follow from the fields of the class.
 
     >>> @sealed
     ... class Facts:
@@ -255,7 +261,8 @@ def call_with_options(
             are not options.
 
     Raises:
-        ConfigError: an option is unknown, or arguments do not fit; or see `users_code`.
+        ConfigError: an option is unknown, the arguments do not fit, or the class or function raises
+            an exception (see `users_code`).
 
     >>> call_with_options(lambda lr, classes: (lr, classes), "rule 'own'", {"lr": 0.1}, {"classes": 3})
     (0.1, 3)
@@ -279,12 +286,12 @@ def call_with_options(
 
 
 def raised_in(found: Any, error: BaseException) -> str:
-    """A line of text about a user's exception, which names the last line of the user's file in the
-    traceback.
+    """Describe a user's exception in one line of text, which names the innermost line of the user's
+    file in the traceback.
 
     Args:
         found: the function, class or object that was called.
-        error: exception that it raised.
+        error: the exception that the call raised.
     """
     while isinstance(found, partial):
         found = found.func
@@ -303,8 +310,8 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
-    """Parameters of a function or class that a caller may set, without parameters that the library
-    sets.
+    """Names of the parameters of a function or class that a caller may set by keyword, without the
+    parameters in `filled`, which the library sets.
     """
     return tuple(
         key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled
@@ -312,8 +319,8 @@ def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a function or class by name; empty if Python does not know them, and for any
-    other object.
+    """Parameters of a function or class by name; empty if Python does not know the parameters, or
+    if the object cannot be called.
     """
     try:
         return dict(_signature(function).parameters)
@@ -325,12 +332,14 @@ def _signature(function: Any) -> inspect.Signature:
     return (_class_signature if isinstance(function, type) else inspect.signature)(function)
 
 
-# For a class without an `__init__`, Python parses a text signature, which takes half a millisecond.
+# For a class without an `__init__`, Python parses a signature in text form, which takes half a
+# millisecond. Results for classes are therefore cached.
 _class_signature = lru_cache(maxsize=256)(inspect.signature)
 
 
 def source_of(reference: str, what: str) -> tuple[Path | None, str | None]:
-    """File that defines the object `reference`, and the SHA-256 of its bytes in hex.
+    """Find the file that defines the object which `reference` names, and the SHA-256 of the file's
+    bytes in hexadecimal digits.
 
     Returns:
         (None, None) if the object has no source file, for example in a compiled module.

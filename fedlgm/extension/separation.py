@@ -1,14 +1,15 @@
-"""State that copies of a user's objects share, through which one client could affect the next
-client.
+"""Finding state that copies of a user's objects share, through which one client could affect the
+next client.
 
-Each client starts from the user's parts (model, task, trainer) in their state before the first
-client. A deep copy and `fedlgm.extension.restored.Restored` cover state in the attributes of
-objects. All copies share functions, classes, and the objects to which these refer. `shared_state`
-names the first of these objects that could keep state; the guarantee is then conditional.
+Each client starts from the user's components (model, task, trainer) in the state that they had
+before the first client. Deep copies and `fedlgm.extension.restored.Restored` restore state in the
+attributes of objects. But all deep copies share functions, classes, and the objects to which
+functions and classes refer. `shared_state` names the first of these shared objects that could keep
+state; if there is one, the guarantee is conditional.
 
-Code of `KNOWN` packages keeps state between calls only in the attributes and buffers of its
-objects. Layers of PyTorch and parts of this package keep no state there either (`keeps_nothing`),
-so nothing needs to be restored for them.
+Code of `KNOWN` packages is assumed to keep state between calls only in the attributes and buffers
+of its objects. PyTorch's layers and this package's components keep no state even there
+(`keeps_nothing`), so nothing needs to be restored for them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ KNOWN = frozenset(
         "__future__",
     ]
 )
-"""Packages whose code is assumed to keep state between calls only in its objects."""
+"""Packages whose code is assumed to keep state between calls only in the attributes and buffers of
+its objects.
+"""
 
 _LAYERS = ("torch.nn.modules.", "torchvision.models.", "fedlgm.")
 _VALUES = (
@@ -102,8 +105,9 @@ _VALUES = (
 _UNSEEN = frozenset(
     ["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"]
 )
-"""Names of attributes and functions that change tensors without a change of the version counters on
-which `Unchanged` relies."""
+"""Names of attributes and functions through which a tensor can be changed without a change of its
+version counter, on which `Unchanged` relies.
+"""
 _INSIDE = frozenset(
     [
         "__dict__",
@@ -136,15 +140,16 @@ LINKS = ("_parameters", "_buffers", "_modules")
 
 
 class Reached(NamedTuple):
-    """An object that can be reached from a part.
+    """An object that can be reached from a user's component.
 
     Attributes:
         path: name of the object in a message.
         value: the object.
-        top: attributes of the part that lead to the object, as far as a deep copy copies them.
-        shared: whether all deep copies of the part share the object.
-        made: whether the object is a class that the part's code may call, and not only the class of
-            another object.
+        top: path of attributes from the component to the object, up to the last object that a deep
+            copy copies.
+        shared: whether all deep copies of the component share the object.
+        made: whether the object is a class that the component's code may call, and not only the
+            class of another object.
     """
 
     path: str
@@ -155,7 +160,7 @@ class Reached(NamedTuple):
 
 
 def package_of_code(value: Any) -> str:
-    """Top-level package of the code of a function, class or module."""
+    """Top-level package in which a function or class is defined, or to which a module belongs."""
     if isinstance(value, FunctionType):
         return str(value.__globals__.get("__name__", "")).partition(".")[0]
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
@@ -163,8 +168,8 @@ def package_of_code(value: Any) -> str:
 
 
 def keeps_nothing(part: Any) -> bool:
-    """Whether a part keeps no state between calls. This is decided by the part's class and by the
-    package that defines the class.
+    """Whether a component keeps no state between calls. The decision depends on the packages that
+    define the classes of the component and of its modules, and on their hooks and attributes.
 
     Example:
         >>> class Own(nn.Module):
@@ -196,12 +201,12 @@ def _functions(held: dict[str, Any]) -> bool:
 
 
 def reach(root: Any, path: str) -> Iterator[Reached]:
-    """All objects that a part can reach, beginning with the part itself. The search ends at code of
-    `KNOWN` packages.
+    """Yield all objects, except immutable values, that can be reached from a component, beginning
+    with the component itself. The search does not follow code of `KNOWN` packages.
 
     Args:
-        root: the part.
-        path: name of the part.
+        root: the component.
+        path: name of the component.
     """
     waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
     while waiting:
@@ -211,7 +216,7 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
         key = id(item.value), item.shared, item.made
         if is_plain(item.value) or key in seen:
             continue
-        seen[key] = item.value  # kept, so that no other object gets the same id
+        seen[key] = item.value  # stored, so that no other object gets the same id
         yield item
         waiting += _inside(item)
 
@@ -222,7 +227,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _is_plain_layer(value: Any) -> bool:
-    """Whether an object is a layer without tensors and without state, such as a loss of PyTorch."""
+    """Whether an object is a module with neither tensors nor state, such as a loss of PyTorch."""
     return isinstance(value, nn.Module) and keeps_nothing(value) and not tensors_of(value)
 
 
@@ -272,7 +277,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    # such as a decorator's wrapper: the function that it calls may be a user's
+    # such as the wrapper that a decorator makes: it may call a user's function
     if package_of_code(function) in KNOWN:
         return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
     held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
@@ -324,7 +329,7 @@ def _members(kind: type, made: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _makes_its_kind(function: FunctionType) -> bool:
-    """Whether a method may make another object of its class, as `type(self)()` does."""
+    """Whether a method may create another object of the method's class, as `type(self)()` does."""
     names = {name for code in _codes(function.__code__) for name in code.co_names}
     return not function.__name__.startswith("__") and bool(names & {"type", "__class__"})
 
@@ -346,8 +351,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def shared_state(
     model: nn.Module | None = None, task: Any = None, trainer: Any = None
 ) -> str | None:
-    """The first object that copies of a user's parts share and that could keep state, in words;
-    None if there is no such object.
+    """Describe the first object that could keep state and that all copies of a user's components
+    share; None if there is no such object.
 
     Args:
         model: the model, before the first client.
@@ -386,13 +391,15 @@ def shared_state(
 
 
 def tensors_of(module: nn.Module) -> dict[int, Any]:
-    """Parameters and buffers as the memo of a deep copy, so that the copy shares them."""
+    """A memo for `copy.deepcopy` that contains a module's parameters and buffers. With this memo,
+    the copy shares the parameters and buffers with the original.
+    """
     return {id(each): each for each in (*module.parameters(), *module.buffers())}
 
 
 def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
-    """Pairs of an original and its copy, for the modules and the task. The copies share all tensors
-    with the originals.
+    """Copy a model and a task. Return a pair of the copy and the original for each module of the
+    model and for the task. The copies share all parameters and buffers with the originals.
 
     Raises:
         Exception: a user's object cannot be copied.
@@ -405,8 +412,8 @@ def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
-    """The reason why this object could carry state from one copy of its part to the next; None if
-    it cannot.
+    """The reason why this object could carry state from one copy of its component to the next; None
+    if the object cannot carry state.
     """
     path, value, shared = item.path, item.value, item.shared
     if isinstance(value, FunctionType):
@@ -433,7 +440,7 @@ def _why(item: Reached, unseen: bool) -> str | None:
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
     if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
-        return f"{path} is a weak reference"  # the others are PyTorch's, to parameters and hooks
+        return f"{path} is a weak reference"  # the rest are PyTorch's, to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
@@ -470,7 +477,8 @@ def _why_class(kind: type) -> str | None:
 
 
 def _writes(function: FunctionType, unseen: bool) -> str | None:
-    """The reason why a user's function could keep state between calls; None if it cannot.
+    """The reason why a user's function could keep state between calls; None if the function cannot
+    keep state.
 
     Args:
         function: the function.

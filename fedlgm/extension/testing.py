@@ -1,4 +1,4 @@
-"""Checks for users' objects, for use in tests.
+"""Functions with which users test their own models, data, mechanisms and tasks.
 
     from fedlgm.testing import check_data, check_mechanism, check_model, check_task
 
@@ -8,7 +8,7 @@
     def test_my_mechanism():
         check_mechanism(InverseSize("inverse-size"))
 
-Every check passes silently or raises a `FedlgmError` that names the problem in one sentence. The
+Each function raises a `FedlgmError` that names the problem in one sentence, if there is one. The
 bundled models, data and tasks pass the same checks.
 """
 
@@ -54,24 +54,24 @@ from fedlgm.training.tasks import Task
 from fedlgm.training.tasks.task import SUMMED, figures_of, require_separate_losses, require_sums
 from fedlgm.wording import prefix_key
 
-_EXAMPLES = 6  # examples of each tested client
+_EXAMPLES = 6  # examples of the larger of the two test clients
 _BATCH = 4
 _SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of artificial releases: zero, tiny, negative, large
-_ROUNDING = 1e-2  # relative difference between updates that only rounding makes
+_ROUNDING = 1e-2  # largest relative difference between updates that rounding explains
 
 
 def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -> DataSet:
     """Check a data set: lengths, shapes, types, finite values, targets for the task, and clients.
 
     Args:
-        data: any argument of `fedlgm.data.load`; it must return the same arrays every time, so that
-            runs can be resumed.
+        data: any argument of `fedlgm.data.load`. Each load must give the same arrays, so that runs
+            can be resumed.
         task: any argument of `fedlgm.training.tasks.get`.
-        allow_empty: whether there may be clients without examples. A run skips such clients, but
-            counts them.
+        allow_empty: whether to accept clients without examples. A run does not train such clients,
+            but it includes them in the number of clients.
 
     Returns:
-        The set, with targets of the task's type.
+        The data set, with targets of the task's type.
 
     Raises:
         FedlgmError: a check fails.
@@ -94,21 +94,21 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 def check_mechanism(
     mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None
 ) -> None:
-    """Check a mechanism: pure plans, bounds, an event that covers the noise, the budget, and
-    serialisation of plans.
+    """Check a mechanism: that plans are pure and can be serialised, that bounds hold, that a plan's
+    event covers the effect of a client or example, and that all rounds stay within the budget.
 
-    Plans are made for the first round and for later rounds, with artificial past releases. The cost
-    of a round must not depend on past releases. The check measures how far a client moves the sum,
-    and does not rely on the mechanism's statements.
+    Plans are made for all rounds, with artificial past releases. The cost of a round must not
+    depend on past releases. The check measures how far a client or example moves the sum, and does
+    not rely on the bounds that the mechanism claims.
 
     Args:
         mechanism: the mechanism.
-        layers: layers of a model; by default four layers of 1 to 300 coordinates.
-        facts: the run's facts, with a budget; by default central trust and epsilon 8 at 1e-5 over 6
-            rounds in which every client takes part (accounted for in closed form).
+        layers: layer table of a model; by default, four layers with 1 to 300 coordinates.
+        facts: the run's facts, with a budget; by default, central trust and epsilon 8 at delta 1e-5
+            over 6 rounds in which every client takes part, whose cost has a closed form.
 
     Raises:
-        FedlgmError: the contract is violated.
+        FedlgmError: the mechanism violates the contract of mechanisms.
 
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
@@ -146,7 +146,7 @@ def check_mechanism(
 
 
 def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
-    """The transcript before every round, with artificial releases of this size."""
+    """Yield the transcript before each round, with artificial releases of the size `scale`."""
     generator = torch.Generator().manual_seed(1)
     transcript = Transcript.start(torch.randn(method.layers.size, generator=generator))
     for _ in range(method.facts.rounds):
@@ -160,8 +160,8 @@ def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
 
 
 def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
-    """The plan. It must be equal if it is made again, if a copy of the mechanism makes it, and
-    after it was sent as JSON.
+    """Make a plan. Refuse the mechanism if a second plan, the plan of a fresh copy of the
+    mechanism, or the plan that a client decodes from JSON is different.
     """
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
     past = tuple(tensor.clone() for tensor in _tensors(transcript))
@@ -202,8 +202,8 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
-    """Check that, in units of the noise, no contribution moves the sum further than the plan's
-    event covers.
+    """Check for some contributions, after bounding, that they do not move the sum further than the
+    plan's event covers. Distances are in units of the noise's scale.
     """
     size, scales = plan.layers.size, plan.scales
     generator = torch.Generator().manual_seed(2)
@@ -234,8 +234,8 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
-    """Check that, whatever the norms of an example's layers, its scaled gradient does not exceed
-    the plan's bounds or the plan's event.
+    """Check for many norms of an example's layers that the scaled gradient does not exceed the
+    plan's bounds and does not move the sum further than the plan's event covers.
     """
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
     rows = [
@@ -256,8 +256,8 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
 
 
 def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
-    """Refuse a plan if, in units of the noise, a unit moves the sum further than the plan's event
-    covers.
+    """Refuse a plan if a client or example (`unit`) moves the sum by `moved`, in units of the
+    noise's scale, and this is further than the plan's event covers.
     """
     times = moved * plan.effective_multiplier
     if times > 1 + 1e-6:
@@ -265,8 +265,8 @@ def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
-    """Check a task on a batch: a loss per example that does not depend on other examples, the mean
-    loss, gradients and metrics.
+    """Check a task on a batch: that it gives one loss per example, which does not depend on other
+    examples, and that its mean loss, its gradients and its metrics are correct.
 
     Args:
         task: any argument of `fedlgm.training.tasks.get`.
@@ -274,7 +274,7 @@ def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
         targets: targets [n, ...] of the task's type.
 
     Returns:
-        The task.
+        The task as an object.
 
     Raises:
         FedlgmError: a check fails.
@@ -321,8 +321,8 @@ def check_model(
     vectorized: bool = True,
     **options: Any,
 ) -> None:
-    """Check a model: trainable parameters, no buffers that training changes, outputs that fit the
-    task, and training by every trainer.
+    """Check a model: that it has trainable parameters, that training changes no buffers, that the
+    outputs fit the task, and that every trainer can train it.
 
     Local training must be deterministic and independent of earlier clients, and must give the same
     result for one client at a time and for many at once.
@@ -331,8 +331,8 @@ def check_model(
         model: any argument of `fedlgm.training.models.build`.
         data: any argument of `fedlgm.data.load`; a few of its test examples are used.
         task: any argument of `fedlgm.training.tasks.get`.
-        vectorized: whether the trainer of many clients at once must also support the model
-            (`training.vectorize`).
+        vectorized: whether the trainer of many clients at once (`training.vectorize`) must also
+            support the model.
         **options: options of the model.
 
     Raises:
@@ -405,11 +405,13 @@ def check_model(
 def _jumps(
     trainer: SequentialTrainer, start: Tensor, clients: Sequence[ClientTask], updates: Tensor
 ) -> Tensor:
-    """Relative differences [2] between the clients' updates that rounding may make.
+    """Relative differences between the updates of two trainers that rounding can explain, one for
+    each of the two clients [2].
 
-    Where rounding moves an activation across zero, the gradient jumps. An update of ResNet-152
-    changes by up to 37 % if each weight changes by a millionth. So three times the largest change
-    in a few such trials is allowed, but at most half of the update.
+    If rounding moves an activation across zero, the gradient jumps. An update of ResNet-152 changes
+    by up to 37 % if each weight changes by a millionth of its value. Three such changes of the
+    weights are therefore tried. A difference of up to three times the largest change of the update
+    is allowed, but at most half of the update.
     """
     generator, largest = torch.Generator().manual_seed(4), torch.full((2,), _ROUNDING / 3)
     for _ in range(3):
@@ -429,7 +431,7 @@ def _check_clients(name: str, clients: Partition) -> None:
 
 
 def _clients(data: DataSet) -> list[ClientTask]:
-    """Two clients of unequal size, made of test examples."""
+    """Make two clients with different numbers of examples, which are taken from the test set."""
     clients, start = [], 0
     for count in (_EXAMPLES, _EXAMPLES - 3):
         rows = np.arange(start, start + count) % len(data.test_y)
@@ -440,7 +442,9 @@ def _clients(data: DataSet) -> list[ClientTask]:
 
 
 def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
-    """The clients with the given numbers. A client has the same order of examples every time."""
+    """Select the clients with the given numbers, with new random generators. A client's examples
+    have the same order after every call.
+    """
     chosen = [(number, clients[number]) for number in numbers]
     return [
         ClientTask(c.x, c.y, torch.Generator().manual_seed(number), c.epochs)
@@ -449,7 +453,7 @@ def _fresh(clients: Sequence[ClientTask], *numbers: int) -> list[ClientTask]:
 
 
 def _same(left: DataSet, right: DataSet) -> bool:
-    """Whether two sets hold the same arrays."""
+    """Whether two data sets hold equal arrays."""
     arrays, others = left.parts(), right.parts()
     return arrays.keys() == others.keys() and all(
         np.array_equal(array, others[name], equal_nan=array.dtype.kind == "f")

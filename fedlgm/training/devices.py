@@ -1,5 +1,5 @@
-"""The device that trains and the generator of its noise; both are chosen once, before a run
-starts.
+"""Choosing the device on which a run trains and the generator of the run's noise, and controlling
+PyTorch's global settings.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NoiseChoice = Literal["auto", "cpu", "torch", "triton"]
 _DRAWING = threading.RLock()
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
-# If torch.compile or torch.export comes before a process's first gradient, PyTorch starts threads
-# for gradients, and forks of the process cannot compute any. On a machine with a GPU it always does.
+# If a process calls torch.compile or torch.export before its first gradient, PyTorch starts threads
+# for gradients, and forks of the process cannot compute gradients. Computing a gradient here avoids
+# this. On a machine with a GPU, PyTorch starts these threads in any case.
 if not torch.cuda.is_available():
     torch.ones(1, requires_grad=True).backward()
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Numerical settings on which a result's bits depend, in addition to seed and data.
+    """Numerical settings that, like the seed and the data, affect the exact bits of a run's result.
 
     Attributes:
-        threads: torch threads while training and planning.
-        device: device on which trainers leave their updates, and on which these are bounded, summed
-            and noised.
+        threads: number of PyTorch's threads during training and planning.
+        device: device on which updates are computed, bounded, summed and noised.
         noise_backend: generator of the noise; see `fedlgm.noise.release`.
         block_size: number of clients whose bounded updates are summed before this partial sum is
             added to the round's sum.
@@ -50,7 +50,7 @@ class Numerics:
 
 
 def available_devices() -> dict[str, str]:
-    """Devices of this machine: name for `training.device` -> description."""
+    """Devices of this machine: a description of each device, by its name for `training.device`."""
     devices = {}
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -64,8 +64,8 @@ def available_devices() -> dict[str, str]:
 
 
 def resolve(name: str) -> torch.device:
-    """The device that a recipe names. "auto" is the first accelerator found, or the CPU if there is
-    no accelerator.
+    """Return the device that a recipe names. "auto" means the first accelerator found, or the CPU
+    if there is no accelerator.
 
     Raises:
         ConfigError: no device of this machine has the name; the message lists the devices found.
@@ -87,10 +87,10 @@ def resolve(name: str) -> torch.device:
 
 
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
-    """Generator of the noise for sums on `device`.
+    """Choose the generator of the noise for sums on `device`.
 
-    "auto" is "cpu" on the CPU (three times as fast as the torch kernels there), "triton" on a CUDA
-    device if Triton is installed, and "torch" elsewhere.
+    "auto" means "cpu" on the CPU, where this generator is three times as fast as "torch"; "triton"
+    on a CUDA device if Triton is installed; and "torch" in all other cases.
 
     Raises:
         ConfigError: the backend is unknown, or does not run on `device`.
@@ -133,8 +133,8 @@ def reason(device: torch.device) -> str:
 
 @contextmanager
 def exact_arithmetic(device: torch.device) -> Iterator[None]:
-    """Switch off TF32 and nondeterministic convolutions inside the block. This has an effect only
-    on CUDA devices.
+    """Switch off TF32 and nondeterministic convolutions inside the block. These switches affect
+    only CUDA devices.
     """
     if device.type != "cuda":
         yield
@@ -144,8 +144,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
     before = [switch.fp32_precision for switch in precisions]
     choices = cudnn.deterministic, cudnn.benchmark
     matmul, convolutions = _older_switches()
-    # torch has two sets of switches for the same setting, and refuses to compute while they
-    # contradict each other.
+    # PyTorch has two sets of switches for the same settings, and refuses to compute while the two
+    # sets contradict each other.
     torch.set_float32_matmul_precision("highest")
     cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False
     for switch in precisions:
@@ -164,10 +164,10 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Make new tensors float32 and on the CPU, as every run needs, regardless of the defaults that
-    the program has set in PyTorch.
+    """Inside the block, make float32 and the CPU PyTorch's defaults for new tensors, as every run
+    needs, regardless of the defaults that the program has set.
 
-    It is also a decorator.
+    This function can also be used as a decorator.
 
     Example:
         >>> torch.set_default_dtype(torch.bfloat16)
@@ -180,7 +180,8 @@ def plain_defaults() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float32)
-        # PyTorch's device mode would cost a call of Python in every operation.
+        # A block with a default device would call a Python function in every operation, so it is
+        # entered only if the default device is not the CPU.
         usual = torch.get_default_device().type == "cpu"
         with nullcontext() if usual else torch.device("cpu"):
             yield
@@ -215,11 +216,11 @@ def keep_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """A block that draws from PyTorch's global generators. Dropout uses these generators, and all
-    threads share them.
+    """Let only one thread at a time draw from PyTorch's global generators, inside the block.
+    Dropout uses these generators, and all threads share them.
 
-    Only one thread at a time enters such a block. Runs in several threads therefore give the same
-    results as runs one after another. Draws by threads outside such blocks cannot be prevented.
+    Runs in several threads therefore give the same results as runs one after another. This function
+    cannot prevent draws by other threads outside such blocks.
 
     Example:
         >>> with drawing(), drawing():  # one thread may enter it again
@@ -230,8 +231,8 @@ def drawing() -> Iterator[None]:
 
 
 def or_another_thread() -> str:
-    """For messages: a further possible cause of random numbers that are not repeated. The text is
-    empty if the program has one thread.
+    """End of a message about random numbers that are not repeated: draws of another thread as a
+    further possible cause. The text is empty if the program has only one thread.
 
     Example:
         >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
@@ -246,8 +247,8 @@ def or_another_thread() -> str:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked process, because the thread that held it does not exist
-    there.
+    """Replace the lock in a forked process, where the thread that may have held the lock does not
+    exist.
     """
     global _DRAWING
     _DRAWING = threading.RLock()
@@ -265,7 +266,7 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
     caller.
 
     Args:
-        seed: None continues from the generators' state.
+        seed: seed of the generators; with None, they continue from their present state.
         device: device whose generator is seeded in addition to the CPU's generator.
 
     Example:
@@ -295,8 +296,8 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
 
 
 def _older_switches() -> tuple[str | None, bool | None]:
-    """Precision of matrix products and of convolutions by PyTorch's older switches; None if the
-    program has set only the newer switches.
+    """Read PyTorch's older switches of the precision of matrix products and of convolutions. A
+    value is None if the program has set only the newer switch.
     """
     matmul, convolutions = None, None
     with suppress(RuntimeError):
@@ -308,7 +309,9 @@ def _older_switches() -> tuple[str | None, bool | None]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run with `count` torch threads. Float sums depend on how they are split."""
+    """Use `count` of PyTorch's threads inside the block. The number of threads affects the rounding
+    of sums.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -319,20 +322,21 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that PyTorch frees, for the next step of a training on the
-    CPU.
+    """Make this process reuse the memory that PyTorch frees, instead of returning it to the
+    operating system after every step of training on the CPU.
 
-    glibc returns large blocks to the system at once, and the system clears every page before it
-    hands the page out again. In every step of ResNet-18, this clearing affects about 10,000 pages
-    and takes a twentieth of the time. For other C libraries, this function changes nothing.
+    By default, glibc returns large blocks to the operating system at once, and the operating system
+    clears every page before a process gets it again. In each training step of ResNet-18, about
+    10,000 pages are cleared, which takes a twentieth of the time. With other C libraries, this
+    function changes nothing.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system. Call this before a fork, because forked processes would
-    keep the memory.
+    """Return freed memory to the operating system. Call this function before a fork, because
+    otherwise the forked processes would hold this memory, too.
     """
     _call_glibc("malloc_trim", 0)
 

@@ -1,4 +1,4 @@
-"""Sums of clipped per-example gradients at about the cost of a plain backward pass."""
+"""Summing clipped per-example gradients at about the cost of an ordinary backward pass."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ from fedlgm.training.stack.tape import Memory
 from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
-"""Target for the size of the largest activation of a micro-batch. For larger tensors, the system
-maps new memory every time.
+"""Target for the size in bytes of the largest activation of a micro-batch. For larger tensors, the
+operating system maps new memory at every allocation.
 """
 PASS_BYTES = 320 << 20
-"""Target for the size of the inputs and outputs of all layers in a micro-batch; half of it if sums
-must also be kept.
+"""Target for the total size in bytes of the inputs and outputs of all layers in a micro-batch. If
+gradients cannot be added up during the backward pass, the target is half of this value.
 """
 STORED_BYTES = 128 << 20
-"""Largest size of the per-example gradients of a micro-batch that are kept at a time."""
+"""Limit for the size in bytes of a micro-batch's per-example gradients that are in memory at the
+same time.
+"""
 _KEPT = "conditional on no part of the model or task keeping what it has seen (tested on a few examples)"
 _RULE = "conditional on no rule for vmap joining rows (tested on a few examples)"
 _PRECISE = (torch.float32, torch.float64)
@@ -55,16 +57,16 @@ _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """Result of one step.
+    """The clipped sum of one batch, with the norms of its terms.
 
     Attributes:
         total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64
             with `exact_sums`.
-        norms: norm (l2, or the norm that the scaling bounds) of every example's gradient of every
-            layer before scaling, float64 [B, K]; NaN or Inf where the gradient is not finite.
-            PRIVATE: for diagnostics that stay private.
+        norms: norm of each example's gradient in each layer before scaling, float64 [B, K]: the l2
+            norm, or the norm that the scaling bounds. NaN or Inf where the gradient is not finite.
+            PRIVATE: no noise protects these norms, so use them only for internal diagnostics.
         discarded: number of examples that counted as zero because a gradient was not finite.
-            PRIVATE.
+            PRIVATE: no noise protects this number.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -94,40 +96,43 @@ class SumsExamples(Protocol):
     """
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
-        """The clipped sum of one batch."""
+        """Compute the clipped sum of one batch."""
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """The clipped sums of several batches, one after another."""
+        """Compute the clipped sums of several batches, one after another."""
 
     def condition(self, x: Any) -> str:
-        """Assumption of a guarantee about the module, for inputs like `x` [n, ...]; empty if the
-        guarantee needs no assumption.
+        """Assumptions about the module under which a guarantee holds, for inputs [n, ...] with the
+        dimensions of `x`; empty if the guarantee needs no assumptions.
         """
 
 
 class ExampleGradients:
-    """Per-example gradients of a module, clipped and summed without being kept.
+    """Computes, clips and sums the per-example gradients of a module, without storing the gradients
+    of all examples.
 
-    Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
-    direction) are fused into the backward pass, and parameters shared between layers are summed per example.
-    Every other module with parameters gets per-example gradients from `torch.func`, which is
-    slower; a notice reports this once.
+    For Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
+    direction), clipping and summing are fused into the backward pass. If layers share a parameter,
+    an example's gradient of this parameter is the sum over these layers. For every other module
+    with parameters, `torch.func` computes per-example gradients, which is slower; a notice reports
+    this once.
 
     Args:
-        module: any module whose first dimension is the example and whose examples do not influence
-            each other.
-        layers: the module's layer table, with any grouping.
-        task: losses per example; None is classification.
-        micro_batch: maximum number of examples per pass; None chooses by the size of the
-            activations. It affects only rounding.
-        exact_sums: sum the gradients in float64, which takes longer. If two sums of n examples
-            differ in one example, their difference then exceeds this example's contribution by at
-            most n^2 2^-52 bounds; in float32 by up to n^2 2^-23 bounds. Gradients themselves stay
-            in the precision of the parameters.
+        module: any module whose inputs and outputs have the example as first dimension and whose
+            examples do not influence each other.
+        layers: the module's layer table, with any grouping of parameters into layers.
+        task: the task, which gives the loss of each example; None means classification.
+        micro_batch: maximum number of examples per pass. With None, the number is chosen by the
+            size of the activations. The choice affects results only by rounding.
+        exact_sums: whether to sum the gradients in float64, which takes longer. The difference
+            between two sums of n examples that differ in one example then exceeds this example's
+            contribution by at most n^2 2^-52 times the bound; for sums in float32, by up to n^2
+            2^-23 times the bound. The gradients themselves are computed in the precision of the
+            parameters.
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
-            the module lacks parameters of the table, or its parameters have several dtypes or a
+            the module lacks parameters of the layer table; its parameters have several dtypes or a
             lower precision than float32; or `micro_batch` is below 1.
 
     Example:
@@ -179,7 +184,7 @@ class ExampleGradients:
         keep_freed_memory()
         self._built, self._restored = Built(module), Restored.of(module, None)
         self._separation: Separation | None = None
-        self._dimensions: tuple[int, ...] | None = None  # of the condition's inputs
+        self._dimensions: tuple[int, ...] | None = None  # of the inputs for `_separation`
         shared = shared_state(module, self._task)
         self._kept = "" if shared is None else f"{_KEPT}: {shared}"
         rule = own_vmap_rule(model=module, task=self._task)
@@ -195,8 +200,8 @@ class ExampleGradients:
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """Assumptions of a guarantee about module and task; empty if module and task keep rows and
-        steps apart by construction.
+        """Assumptions about the module and the task under which a guarantee holds; empty if rows
+        and steps cannot influence each other by construction.
 
         Args:
             x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
@@ -216,8 +221,8 @@ class ExampleGradients:
         Args:
             x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B
                 may be 0.
-            y: targets; the first dimension is the example.
-            scaling: factors of the layers' gradients.
+            y: targets [B, ...].
+            scaling: rule that gives the factors of the layers' gradients.
 
         Returns:
             The sum, the norms and the number of examples that counted as zero.
@@ -266,13 +271,15 @@ class ExampleGradients:
         return ClippedSum(total.vector(self._places.values()), norms, discarded)
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """The clipped sums of several batches, one after another. Each sum uses the weights that
-        the module has when the batch is requested.
+        """Compute the clipped sums of several batches, one after another. Each sum uses the weights
+        that the module has after `batches` has yielded the batch.
         """
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
-        """Collect the outermost modules with a rule or with generic gradients."""
+        """Collect the outermost modules that have parameters of their own. A module with a rule
+        becomes a `Site`, and any other module a `GenericSite`.
+        """
         parameters = [
             value for value in module.parameters(recurse=False) if id(value) in self._places
         ]
@@ -296,7 +303,7 @@ class ExampleGradients:
             )
 
     def _most(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> int:
-        """Largest number of examples in one pass."""
+        """Largest number of examples that one pass processes."""
         return self._micro_batch or self._choose(
             inputs, isinstance(scaling, PerLayerClip), norm_of(scaling).fused
         )
@@ -304,11 +311,11 @@ class ExampleGradients:
     def _pass(
         self, x: tuple[Tensor, ...], y: Tensor, scaling: Scaling, total: Total, squares: Tensor
     ) -> None:
-        """One micro-batch: add its scaled gradients to `total` and its squared norms to `squares`
-        [n, K].
+        """Process one micro-batch: add its scaled gradients to `total` and its squared norms to
+        `squares` [n, K].
         """
         for site in self._generic:
-            site.clear()  # a pass before this one may have failed halfway
+            site.clear()  # an earlier pass may have failed halfway
         work = Pass(self._sites, self._places, scaling, total, squares, self._dtype)
         losses = self._row_losses(self._separate(x).outputs(x, work.call), y)
         work.start()
@@ -342,8 +349,8 @@ class ExampleGradients:
 
     @contextmanager
     def _replace_forward(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
-        """Inside the block, `call(site, *arguments)` replaces the forward passes of the sites in
-        the module.
+        """Inside the block, replace the forward pass of each site in the module by `call(site,
+        *arguments)`.
         """
         replaced = {site.module: _bind(call, site) for site in self._sites}
         replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
@@ -361,7 +368,9 @@ class ExampleGradients:
                         module.forward = original
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
-        """Micro-batch size from the largest activation and the kept memory of one example."""
+        """Choose the size of micro-batches from the largest activation, the total size of the
+        activations and the stored gradients of one example.
+        """
         shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
             seen: list[int] = []
@@ -409,11 +418,11 @@ class ExampleGradients:
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of a shared input differently, for example by using
-        only the first row.
+        """Refuse a model that treats the rows of an input shared by all examples differently, for
+        example by using only the first row.
 
-        The rows hold the same numbers in the forward pass, but each row carries the gradient of its
-        own example.
+        In the forward pass, all rows of such an input contain the same numbers, but in the backward
+        pass each row carries the gradient of a different example.
         """
         together, *alone = (
             self._norms(tuple(v[rows] for v in inputs), y[rows]) for rows in (_BOTH, *_EACH)
@@ -428,7 +437,9 @@ class ExampleGradients:
             )
 
     def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """Norms of the examples' gradients [n, K], without a sum."""
+        """Norms of the examples' gradients in each layer [n, K]; the sum of the gradients is
+        discarded.
+        """
         device = next(iter(self._parameters.values())).device
         squares = torch.zeros(len(y), len(self._layers), dtype=torch.float64, device=device)
         total = Total(self._layers.size, self._dtype, device)
@@ -436,8 +447,8 @@ class ExampleGradients:
         return squares.sqrt()
 
     def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
-        """Inputs of the sites in the order of their calls, and output of the module, for one
-        batch.
+        """Observe the forward pass of one batch: the inputs of the sites in the order of their
+        calls, and the output of the module.
         """
         seen: list[tuple[str, Tensor]] = []
 
@@ -472,8 +483,8 @@ def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
 def _observer(
     sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 ) -> Callable[..., Any]:
-    """A forward pass that records the largest tensors per example and leaves the arguments
-    unchanged.
+    """Make a forward pass for `_replace_forward` that computes the usual output and appends to
+    `sizes` the number of elements per example of each input and output.
     """
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:

@@ -22,10 +22,10 @@ from fedlgm.extension.per_row import rows_apart
 from fedlgm.planning.clipping import Scaling as Scaling
 
 SAFETY = 1 - 2.0**-19
-"""Share of a bound to which gradients are cut. Rounding in a norm (at most 2^-20) then raises no
-gradient above its bound. Float64 sums of up to 2^15 gradients have a rounding error of n^2 2^-52 of
-the bound, which is 2^-22. Including this error, one example still moves a sum by no more than the
-bound.
+"""Fraction of its bound to which a gradient is clipped, so that the rounding error of a norm (a
+relative error of at most 2^-20) lets no gradient exceed the bound. A float64 sum of n <= 2^15
+gradients has a rounding error of at most n^2 2^-52 <= 2^-22 times the bound. Including this error,
+one example still moves a sum by no more than the bound.
 """
 LEAST_BOUND = 2.0**-36
 """Smallest bound above 0. The squares of float32 numbers below 1e-19 vanish, so only norms above
@@ -33,13 +33,14 @@ LEAST_BOUND = 2.0**-36
 LEAST_STABILISER = 1e-6
 """Smallest stabiliser. A stabiliser limits how far gradients with a small norm are scaled up."""
 LEAST_NORM = 2.0**-46
-"""Norms below this value count as 0 in a normalisation, because float32 does not determine the
-direction."""
+"""Norms below this value count as 0 when gradients are normalised, because float32 is too inexact
+for their direction.
+"""
 
 
 class _OneByOne:
-    """A user's scaling, called with one example at a time. Factors that exceed the scaling's own
-    bounds are reduced to these bounds.
+    """A user's scaling, which is called with one example at a time. If a factor would scale a
+    gradient above the scaling's bound, the factor is reduced.
 
     The bounds are read only once. Otherwise the factors could be limited by bounds that differ from
     the bounds that the plan checks.
@@ -81,11 +82,12 @@ def _alone(scaling: Scaling, norms: Tensor) -> Tensor:
 
 
 def one_by_one(scaling: Scaling) -> Scaling:
-    """The scaling to apply. A user's scaling gets one example at a time, and its factors are capped
-    at its bounds.
+    """Return a scaling that treats each example alone. A bundled scaling is returned unchanged; a
+    user's scaling gets one example at a time, and its factors are limited by its bounds.
 
-    A factor that depends on other examples' norms (clipping to the batch's median) has no
-    per-example bound, because one added example would also move the other examples' factors.
+    If factors depended on other examples' norms (as in clipping to the batch's median), the effect
+    of one example would have no bound, because an added example would also change the other
+    examples' factors.
 
     Args:
         scaling: a mechanism's scaling.
@@ -104,8 +106,8 @@ def one_by_one(scaling: Scaling) -> Scaling:
 
 
 def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
-    """The factor min(1, c / norm), multiplied by 1 - 2^-19 if it is below 1; 1 for an infinite
-    bound, 0 for a bound of 0.
+    """Compute the factor min(1, c / norm) of each norm, slightly reduced for rounding (`SAFETY`)
+    where it is below 1. The factor is 1 for an infinite bound and 0 for a bound of 0.
 
     This function is for gradients of examples, in tensors on any device. For clients' updates see
     `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
@@ -135,10 +137,10 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 
 
 def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
-    """Bounds as a float64 vector [K].
+    """Check bounds, and return them as a float64 vector [K].
 
     Args:
-        bounds: one per layer.
+        bounds: one bound per layer.
         layers: number K of layers, if known.
 
     Raises:
@@ -190,11 +192,11 @@ class PerLayerClip(Scaling):
         return clip_factors(norms, torch.tensor(self.clip, dtype=norms.dtype, device=norms.device))
 
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
-        """Column `layer` of the factors, for norms [n] of that layer.
+        """Compute column `layer` of the factors from the norms [n] of that layer alone.
 
-        A layer's factor depends only on the layer's own norm, so the layer's gradients are scaled
-        and added during the backward pass. With other scalings, gradients wait for the end of the
-        pass.
+        With this scaling, a layer's factor depends only on the norm of the layer's gradient, so the
+        gradients are scaled and added during the backward pass. With other scalings, they can be
+        scaled only when the pass has reached all layers.
         """
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
@@ -212,7 +214,9 @@ class PerLayerClip(Scaling):
 
 
 class _Whole(Scaling):
-    """A scaling by the norm of the whole gradient; its bound C also holds for each layer."""
+    """A scaling by one factor per example, which depends on the norm of the gradient of all layers.
+    The bound C of the gradient of all layers also holds for each layer.
+    """
 
     clip: float
 
@@ -226,7 +230,7 @@ class _Whole(Scaling):
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
     def of_whole(self, norms: Tensor) -> Tensor:
-        """Factor of each gradient, from the norms of the gradients, in any shape."""
+        """Compute each gradient's factor from the norms of the gradients, a tensor of any shape."""
         raise NotImplementedError
 
     @override
@@ -303,9 +307,9 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The factor multiplies the gradient, which is missing in the LM-DP-SGD paper's copy of the
-    formula. The norm of the result stays below C. The factor of small gradients is about C, where
-    the factor of Auto-S grows to C / gamma.
+    The formula as quoted in the LM-DP-SGD paper lacks the gradient, which the factor multiplies.
+    The norm of the scaled gradient stays below C. For small gradients, the factor is about C,
+    whereas the factor of Auto-S grows to C / gamma.
 
     Attributes:
         clip: C.
@@ -339,8 +343,8 @@ class Reweighted(Scaling):
     """f_ij = w_j min(C, ||g_i||) / ||g_ij||, or 0 where ||g_ij|| = 0: LM-DP-SGD (equation 1) for
     fixed weights.
 
-    Every layer's direction is scaled to the length w_j C_i, so one example's contribution is at
-    most C ||w||_2 = C.
+    The gradient of layer j is scaled to the norm w_j C_i with C_i = min(C, ||g_i||), so the norm of
+    one example's contribution is at most C ||w||_2 <= C.
 
     Attributes:
         clip: C.

@@ -1,5 +1,5 @@
-"""Steps of example-level training: Poisson batches, bounded sums of gradients, and local steps to
-which clients add noise.
+"""The steps of example-level training: drawing Poisson batches, summing bounded gradients, and
+taking local steps to which each client adds noise.
 """
 
 from __future__ import annotations
@@ -36,27 +36,31 @@ from fedlgm.training.models.requirements import require_drawing_nothing, require
 from fedlgm.training.tasks.task import ExampleLosses
 
 Batch = tuple[Inputs, Tensor, Tensor]
-"""Inputs [n, ...], targets [n, ...] and the rows of a batch, int64 [b]."""
+"""Inputs [n, ...] and targets [n, ...] of a data set, and the row numbers of one batch of it, int64
+[b].
+"""
 
 
 class ExampleTrainer:
-    """Bounds and adds up examples' gradients according to a mechanism's plan, with one model that
-    stays in memory.
+    """Bounds and sums examples' gradients according to a mechanism's plan. One model stays in
+    memory for all sums.
 
-    Clipping bounds an example's effect only if examples do not influence each other. If the model's
-    rows are not apart by construction (`fedlgm.training.example_level.separation`), plans must say
-    so in `facts.assumes`. Before its first sum, and for such models at some later steps, the
-    trainer tests model and task on a few of the examples (`fedlgm.training.example_level.trial`).
+    Clipping bounds an example's effect only if examples do not influence each other. If the engine
+    cannot compute the rows of a batch separately by construction
+    (`fedlgm.training.example_level.separation`), a plan must state this assumption in
+    `facts.assumes`. Before its first sum, the trainer tests the model and the task on a few of the
+    examples (`fedlgm.training.example_level.trial`); for a model with such an assumption, it
+    repeats the test before some later sums.
 
     Args:
-        module: float32 model without state between batches. The trainer changes it.
+        module: float32 model that keeps no state between batches. The trainer changes its weights.
         layers: `mechanism.table(...)` of the module's layers.
         mechanism: a mechanism of unit "example".
-        device: device of the training.
-        task: losses per example; None is classification.
+        device: device on which the gradients are computed.
+        task: the task, which gives the loss of each example; None means classification.
         exact_sums: see `ExampleGradients`.
-        native: whether the compiled kernel computes the sums (`NativeExampleGradients`); it knows
-            plain stacks of layers.
+        native: whether the compiled kernel computes the sums (`NativeExampleGradients`). The kernel
+            supports only plain stacks of layers.
 
     Raises:
         ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or
@@ -103,20 +107,20 @@ class ExampleTrainer:
             )
         self._tried = self._sums = 0
         self._scaled: tuple[ReleasePlan, Scaling] | None = None  # cached for the last plan
-        # a separate ring, so that a run's draws do not depend on trials
+        # a separate generator, so that a run's draws do not depend on trials
         self._random = random.Random()
 
     def sum(self, x: Inputs, y: Tensor, rows: Tensor, plan: ReleasePlan) -> BoundedUpdates:
-        """A batch's contribution [1, D] to the step's sum at the current `weights`. It is opposite
-        to the gradient.
+        """Compute a batch's contribution [1, D] to the step's sum at the current `weights`. The
+        contribution is the negative sum of the examples' bounded gradients.
 
-        One example changes the contribution by at most the plan's bounds in l2 norm. It changes the
-        answers to auxiliary queries by at most the queries' bounds.
+        Adding or removing one example changes the contribution by at most the plan's bounds in l2
+        norm, and changes the answers to auxiliary queries by at most the bounds of these queries.
 
         Args:
             x: inputs [n, ...].
             y: targets [n, ...].
-            rows: the batch, int64 [b]; may be empty.
+            rows: row numbers of the batch's examples, int64 [b]; may be empty.
             plan: the step's plan.
 
         Raises:
@@ -128,14 +132,15 @@ class ExampleTrainer:
     def sums(
         self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[Tensor] | None = None
     ) -> BoundedUpdates:
-        """Several batches' contributions, [b, D], each as `sum` describes it.
+        """Compute the contributions of several batches [b, D]. `sum` describes a contribution.
 
-        Every sum is made by this method, so a subclass overrides only this method.
+        `sum` calls this method, so a subclass needs to override only this method.
 
         Args:
             batches: the batches.
             plan: the step's plan.
-            models: weights [D] of each batch's sum; by default all sums use the current `weights`.
+            models: for each batch, the weights [D] at which its sum is computed; by default, the
+                current `weights` for all batches.
         """
         if self._scaled is None or self._scaled[0] is not plan:
             self._scaled = plan, one_by_one(self._mechanism.scaling(plan))
@@ -146,8 +151,8 @@ class ExampleTrainer:
         )
 
     def condition(self, x: Inputs) -> str:
-        """Assumptions of a guarantee about model and task (`RunFacts.assumes`); empty if the
-        guarantee needs no assumptions.
+        """Assumptions about the model and the task under which a guarantee holds
+        (`RunFacts.assumes`); empty if the guarantee needs no assumptions.
 
         Args:
             x: inputs of at least one example [n, ...]; their values do not matter.
@@ -158,7 +163,8 @@ class ExampleTrainer:
         """Refuse a protected plan whose guarantee omits the model's condition."""
         x = next((x for x, y, _ in batches if len(y)), None)
         condition = self.condition(x) if x is not None and plan.protected else ""
-        # reasons contain locations in the code
+        # Only the text before ": " is compared, because the reasons after it contain locations in
+        # the code.
         heads = [part.partition(": ")[0] for part in condition.split("; ")]
         if any(head not in plan.facts.assumes for head in heads):
             raise PrivacyError(
@@ -169,8 +175,8 @@ class ExampleTrainer:
     def _load_batches(
         self, batches: Sequence[Batch], models: Sequence[Tensor] | None
     ) -> Iterator[tuple[Inputs, Tensor]]:
-        """The examples of each batch. While a batch is in use, the module has the batch's
-        weights.
+        """Yield the examples of each batch. While the caller uses a batch, the module has the
+        weights that belong to this batch.
         """
         for place, (x, y, rows) in enumerate(batches):
             if models is not None:
@@ -179,18 +185,20 @@ class ExampleTrainer:
             yield self._batch(x, y, rows)
 
     def figures(self, x: Inputs, y: Tensor, rows: Tensor) -> np.ndarray:
-        """The `private_figures` of a batch. The arguments are those of `sum`."""
+        """Compute the `private_figures` of a batch. The arguments have the same meaning as in
+        `sum`.
+        """
         return private_figures(
             self._gradients, self._mechanism, self.layers, *self._batch(x, y, rows)
         )
 
     def _try(self, x: Inputs, y: Tensor) -> None:
-        """Test model and task before the first sum. A model with a condition is also tested before
-        the n-th sum with probability 1/n.
+        """Test the model and the task before the first sum. If a guarantee for the model needs
+        assumptions (`condition`), the test is repeated before the n-th sum with probability 1/n.
         """
         self._sums += 1
         examples = y.shape[0]  # for small tensors, `len` takes as long as arithmetic
-        if self._tried < min(examples, 2):  # one example shows less than two
+        if self._tried < min(examples, 2):  # with one example the trial cannot show an influence
             self._tried = min(examples, TRIED)
             rows = torch.linspace(
                 0, examples - 1, self._tried
@@ -213,10 +221,12 @@ class ExampleTrainer:
 def private_figures(
     gradients: SumsExamples, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
 ) -> np.ndarray:
-    """The figures from which a published, NOT PRIVATE variant plans, float64 [rows, K].
+    """Compute the figures that a published variant, which is NOT PRIVATE, needs for its plan,
+    float64 [rows, K].
 
-    PRIVATE. The figures are the finite raw layer norms of the examples' gradients [n, K], or the
-    mechanism's own figures (`UsesPrivateSums`).
+    PRIVATE: no noise protects these figures. They are the raw layer norms of the examples'
+    gradients [n, K], without rows that are not finite, or the figures that a mechanism of type
+    `UsesPrivateSums` computes.
 
     Args:
         gradients: the model's per-example gradients.
@@ -235,28 +245,30 @@ def private_figures(
 
 
 def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tensor:
-    """A Poisson batch: every example independently with probability `rate`, int64 [b].
+    """Draw a Poisson batch, which contains every example independently with probability `rate`. The
+    result is the examples' row numbers, int64 [b].
 
     Example:
         >>> poisson_rows(KeyRing.from_seed(1), 5, 1.0, 1, 0).tolist()
         [0, 1, 2, 3, 4]
 
     Args:
-        keys: ring of the batches.
+        keys: key ring from which batches are drawn.
         examples: number of examples.
-        rate: q.
-        path: (round, client) or (round, client, step).
+        rate: sampling rate q.
+        path: numbers that identify the batch: (round, client) or (round, client, step).
     """
     drawn = keys.numpy_generator(Purpose.TRAIN, *path).random(examples) < rate
     return torch.from_numpy(drawn.nonzero()[0])
 
 
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
-    """Ring of the batches drawn from data with this digest.
+    """Key ring from which batches of the data with this digest are drawn.
 
-    For a secret ring, the result depends on the data: if a step is repeated with different data,
-    this is another release, and sampling amplifies it only if its batch is drawn independently. The
-    ring of a public seed is unchanged.
+    From a secret ring, a ring that depends on the data is derived. If a step is repeated with
+    different data, its result is another release, and sampling amplifies the privacy of that
+    release only if its batch is drawn independently. The ring of a public seed is returned
+    unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -267,7 +279,7 @@ def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
 
 
 def digest_of(x: Inputs, y: Tensor) -> bytes:
-    """Hash of a client's examples.
+    """Hash a client's examples.
 
     Example:
         >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 1])
@@ -311,33 +323,35 @@ def local_steps(
     round: int,
     backend: NoiseBackend = "cpu",
 ) -> list[tuple[Tensor, str]]:
-    """Rounds of private steps of several clients. Each step samples a Poisson batch, bounds its
-    gradients, adds noise and moves the model.
+    """Compute the private updates of several clients in one round. In each local step, every client
+    samples a Poisson batch, bounds the gradients of its examples, adds noise to their sum, and
+    moves its copy of the model.
 
-    A client's result is a function only of its own steps' noisy sums. It is therefore private for
-    the client's examples, under adding or removing one example, at the cost `plan.event`. A client
-    without data makes the same steps. `clients.example_level.ExampleSteps` calls this function;
-    docs/how-to/example-level.md has a run.
+    A client's result depends on its data only through the noisy sums of that client's steps. The
+    result therefore protects each of the client's examples, under adding or removing one example,
+    at the cost `plan.event`. A client without data takes the same number of steps.
+    `clients.example_level.ExampleSteps` calls this function; docs/how-to/example-level.md shows a
+    run.
 
-    The clients take each step one after another, and each client's result is the same as if it were
-    computed alone. A step consists of many small operations, which cost half as much if the same
-    operation follows directly for the next client.
+    All clients take a step before any client takes the next step, and each client's result is the
+    same as if it were computed alone. A step consists of many small operations. An operation takes
+    half the time if it is executed for one client directly after another.
 
     Args:
-        trainer: trainer for the plan's layers.
+        trainer: a trainer whose layer table has the plan's layers.
         settings: optimizer, learning rate and momentum of the steps.
         model: the global model [D].
         examples: the clients' examples.
         plan: the round's plan, with `facts.steps`.
-        keys: the clients' ring, derived from everything that determines the releases except the
-            data.
+        keys: key ring of the clients, derived from everything that determines the releases except
+            the data.
         round: round number.
         backend: see `release`.
 
     Returns:
-        For each client the private update [plan.size] float64 (the released layers' change, then
-        the mean answer to each auxiliary query) within the public caps of `upload_caps`, and the
-        name of its noise for the client's record of releases.
+        For each client, a pair: the private update, float64 [plan.size], within the public caps of
+        `upload_caps` (the change of the released layers, then the mean answer to each auxiliary
+        query), and the name of the noise that it contains, for the client's record of releases.
 
     Raises:
         ConfigError: the plan has no local steps.

@@ -1,10 +1,11 @@
-"""A trial of a model and a task for example-level training. It is a diagnosis; no proof depends on
-it.
+"""A trial of a model and a task on a few examples, for example-level training. The trial finds
+mistakes; no proof depends on it.
 
-`fedlgm.training.example_level.separation` keeps examples apart. The trial finds models whose
-training would differ from their author's intention: models with state or random draws, with rows
-that influence each other, or with gradients that differ from autograd's. If rows are not apart by
-construction, the trial is the only evidence, and the guarantee is conditional.
+`fedlgm.training.example_level.separation` prevents examples from influencing each other. The trial
+finds models that would not be trained as their author intends: models that keep state or draw
+random numbers, models whose rows influence each other, and models whose gradients in this library
+differ from autograd's. If the rows are not separated by construction, the trial is the only
+evidence that they do not influence each other, and the guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -33,37 +34,45 @@ from fedlgm.wording import prefix_key
 TRIED = 4
 """Number of examples in a trial."""
 _BATCH = 32
-"""Size of a trial's batch. The batch repeats the examples, to reveal dependences that small batches
-do not show.
+"""Size of the batch in which a trial repeats its examples. A large batch can reveal a dependence
+between rows that a small batch does not show.
 """
 _TOLERANCE = 1e-2
-"""Difference that rounding can cause, relative to a gradient's norm, because a unit near its kink
-may change sides. A dependence on the batch changes gradients far more.
+"""Tolerated difference between gradients, relative to the clipping bound. Rounding can cause such a
+difference if it moves a unit's input across the kink of its activation function. A dependence on
+other examples changes gradients far more.
 """
 _NEARBY = (1e-3, 1e-2)
-"""Factors of the perturbations of the weights. If gradients differ, they are compared again at such
-weights."""
+"""Factors of the perturbations of the weights. If gradients differ, the comparison is repeated at
+weights perturbed by each of these factors.
+"""
 _LARGEST = 1e4
-"""Limit of examples' values. A trial replaces larger values with 0, so that no value stops the run
-of a correct model. The limit is also the factor that multiplies hostile rows.
+"""Largest absolute value in a trial's examples. A trial replaces larger values with 0, so that no
+extreme value stops the run of a correct model. This number is also one of the factors of hostile
+rows (`_hostile`).
 """
 _MANY, _MANY_BYTES = 512, 4 << 20
-"""Size of the largest batch, and the limit in bytes of the inputs of such a batch."""
+"""Largest number of examples in a batch of a trial, and largest size in bytes of the inputs of such
+a batch.
+"""
 _LEAST = 2.0**-30
-"""Gradients with a smaller norm are not compared, because they are rounding errors of terms that
-cancel."""
+"""Least norm of a gradient that a trial compares. Smaller gradients are rounding errors of terms
+that cancel.
+"""
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
-"""Perturbation relative to a parameter's root mean square, and the least perturbation, for weights
-that begin at zero."""
+"""Size of the perturbation of a parameter relative to its root mean square, and least size of the
+perturbation, which applies to parameters that begin at zero.
+"""
 
 
 def try_examples(
     module: nn.Module, layers: LayerTable, task: ExampleLosses, x: Inputs, y: Tensor, owner: Any
 ) -> None:
-    """Refuse a model or task that fails, carries state over steps, or lets examples influence each
-    other.
+    """Refuse a model or task that fails, carries state from one step to the next, or lets examples
+    influence each other.
 
-    The module's weights, buffers and mode and the state of PyTorch's random numbers are restored.
+    After the trial, the module's weights, buffers and mode and the state of PyTorch's random
+    generators are restored.
 
     Args:
         module: the initial model.
@@ -90,13 +99,13 @@ def try_examples(
 
     def sums() -> list[Tensor]:
         results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
-        # clipping hides the norms of gradients
+        # the norms are compared, too, because clipping hides differences between them
         return [torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results]
 
     gradients = _gradients(module, layers, task)
     with fork_rng(0, y.device), keep_modes(module):
         with prefix_key("model"):
-            gradients.condition(x)  # the error names inputs without a dimension for the example
+            gradients.condition(x)  # raises an error that explains the inputs' dimensions
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)
@@ -141,8 +150,8 @@ def try_step(
 
 
 def moderate(values: Tensor) -> Tensor:
-    """Examples for the trial, without NaN, infinity, and values for which float32 overflows in a
-    model.
+    """Replace with 0 each value of an example that is NaN, infinite, or so large that float32 may
+    overflow in a model.
 
     Example:
         >>> moderate(torch.tensor([1.0, torch.nan, 1e30])).tolist(), moderate(torch.tensor([70000])).tolist()
@@ -155,13 +164,13 @@ def moderate(values: Tensor) -> Tensor:
 
 def _gradients(module: nn.Module, layers: LayerTable, task: ExampleLosses) -> ExampleGradients:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training reports this error
+        warnings.simplefilter("ignore", Notice)  # training repeats this notice
         return ExampleGradients(module, layers, task)
 
 
 def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
-    """Refuse a model whose outputs for a row depend on other rows. If the model has a condition,
-    the trial also uses large batches and hostile rows.
+    """Refuse a model whose outputs for a row depend on other rows. If a guarantee for the model has
+    a condition, the trial also uses large batches and hostile rows.
     """
     models.require_separate(module, x)
     bytes_each = max(1, sum(part[0].nbytes for part in inputs.parts(x)))
@@ -173,8 +182,8 @@ def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
 
 
 def _hostile(factor: float, values: Tensor) -> Tensor:
-    """The rows, with the first, the middle and the last one multiplied by a factor. Whole numbers
-    are not changed.
+    """Copy the rows, and multiply the first, the middle and the last row by a factor. Integers are
+    not changed.
     """
     if not values.is_floating_point():
         return values
@@ -185,7 +194,9 @@ def _hostile(factor: float, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
-    """Compare the outputs of some rows of a batch with the outputs of the same rows alone."""
+    """Refuse a model whose outputs for some rows of a batch differ from its outputs for the same
+    rows alone.
+    """
     outputs = inputs.call(module.train(), x)
     for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
         if not inputs.close(
@@ -215,8 +226,8 @@ class _Gradients:
         """Refuse a model or task if the engine's sum for a batch differs from the sum of autograd's
         clipped gradients.
 
-        Rounding can move a unit across its kink at some weights, so gradients that differ are
-        compared again at weights nearby.
+        At some weights, rounding can move a unit's input across the kink of its activation
+        function. If gradients differ, the comparison is therefore repeated at nearby weights.
         """
         problem = self._problem(x, y)
         for factor in _NEARBY:
@@ -267,7 +278,7 @@ class _Gradients:
         return None
 
     def _differentiate(self, x: Inputs, y: Tensor) -> Tensor:
-        """Autograd's gradient for one example, in the order of the layer table [D]."""
+        """Compute autograd's gradient for one example, in the order of the layer table [D]."""
         parameters = dict(self._module.named_parameters())
         trained = [parameters[slot.name] for slot in self._layers.slots()]
         with torch.enable_grad():
@@ -283,8 +294,8 @@ class _Gradients:
 
 
 def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    """Examples that differ in scale and length even if all data are alike. The first two have the
-    same target.
+    """Change the examples so that they differ in scale and length even if the given examples are
+    alike. The first two examples get the same target.
     """
     count = len(y)
 
@@ -305,8 +316,8 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
 
 @contextmanager
 def _accepting_failures() -> Iterator[None]:
-    """Ignore failures inside the block, because a model may fail on examples that are unlike its
-    data.
+    """Ignore exceptions in the block except a `FedlgmError`, because a correct model may fail on
+    examples that are unlike its data.
     """
     try:
         yield
@@ -318,12 +329,12 @@ def _accepting_failures() -> Iterator[None]:
 
 @contextmanager
 def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
-    """Inside the block, the module has perturbed, nonzero weights. Its own weights are restored
-    afterwards.
+    """Perturb a module's weights inside the block, so that none of its parameters is zero. The
+    original weights are restored after the block.
 
     Args:
         module: the module.
-        factor: factor of the perturbation.
+        factor: factor by which the perturbation is multiplied.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     drawn = torch.Generator().manual_seed(0)

@@ -31,12 +31,12 @@ _ADVICE = (
 
 
 class Frozen:
-    """BatchNorm with constant statistics in every mode, so that an example's output does not depend
-    on the other examples.
+    """Base class of BatchNorm layers that use their running statistics as constants in training and
+    evaluation mode, so that an example's output does not depend on the other examples.
     """
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """The normalised input."""
+        """Normalise the input by the constant statistics."""
         self._check_input_dim(input)
         mean, variance = self.running_mean, self.running_var
         return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, eps=self.eps)
@@ -60,12 +60,12 @@ _FROZEN: dict[type, type] = {
 
 
 def freeze_norms_(module: nn.Module) -> None:
-    """Make the statistics of BatchNorm layers constant, in place, if the user keeps these layers in
+    """Make the statistics of those BatchNorm layers constant, in place, that the user keeps in
     evaluation mode.
 
-    A layer is kept so if it is in evaluation mode although the model is in training mode, or if it
-    stays in evaluation mode when the model's `train` is called. The class of such layers changes,
-    so that no training can put them into training mode.
+    A user keeps a layer in evaluation mode if it is in this mode although the model is in training
+    mode, or if it stays in this mode when the model's `train` is called. The class of such a layer
+    is replaced by a class whose output is the same in both modes.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
@@ -89,8 +89,8 @@ def freeze_norms_(module: nn.Module) -> None:
 def require_stateless(module: nn.Module) -> None:
     """Refuse a module with running statistics, which are buffers that training changes.
 
-    Clients' values in such buffers are not bounded, noised or aggregated. `Unchanged` refuses a
-    module that changes other buffers.
+    The values that clients would write to such buffers are neither bounded nor noised nor
+    aggregated. `Unchanged` refuses a module that changes other buffers.
 
     Raises:
         ConfigError: the message names the first such buffer.
@@ -110,12 +110,13 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
     Args:
         module: the object.
         label: name of the model in the message.
-        statistics: whether running statistics are accepted, because they stay with the clients.
+        statistics: whether to accept running statistics, because they do not leave the clients.
 
     Raises:
         ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters;
-            its parameters are lazy, empty, without values, not float32 or not finite, or have hooks that run after
-            their gradient is accumulated, which no trainer does; or as in `require_stateless`.
+            a parameter is lazy, empty, without values, not float32 or not finite, or has a hook
+            that runs when its gradient is accumulated, which no trainer does; or the object has
+            running statistics (see `require_stateless`).
     """
     if not isinstance(module, nn.Module):
         raise ConfigError(
@@ -165,7 +166,7 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
                 f"model {label}: parameter {name!r} is {parameter.dtype}, but trained parameters "
                 f"must be float32: {remedy}"
             )
-    for name, parameter in module.named_parameters():  # frozen, too: outputs would be NaN
+    for name, parameter in module.named_parameters():  # also frozen ones: outputs would be NaN
         if not (parameter.is_meta or is_lazy(parameter) or torch.isfinite(parameter).all()):
             raise ConfigError(
                 f"model {label}: parameter {name!r} holds NaN or infinity before training"
@@ -179,7 +180,9 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
 
 
 def _layers_in(value: Any, depth: int = 4) -> list[nn.Module]:
-    """Layers in Python's lists, tuples and dicts, which may be nested."""
+    """Collect the layers in a list, tuple or dict, which may contain further lists, tuples or
+    dicts.
+    """
     if isinstance(value, nn.Module):
         return [value]
     held = value.values() if isinstance(value, dict) else value
@@ -189,8 +192,8 @@ def _layers_in(value: Any, depth: int = 4) -> list[nn.Module]:
 
 
 def _notice_lists(module: nn.Module, label: str) -> None:
-    """Warn of layers in a list, tuple or dict of Python, which PyTorch does not count among a
-    model's parameters.
+    """Warn of layers in an ordinary list, tuple or dict, because PyTorch does not count their
+    parameters among a model's parameters.
     """
     counted = {id(parameter) for parameter in module.parameters()}
     for name, child in module.named_modules():
@@ -213,12 +216,12 @@ def _notice_lists(module: nn.Module, label: str) -> None:
 
 @torch.no_grad()
 def require_repeatable(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module that keeps state between calls, or that draws random numbers which a run
-    cannot draw again.
+    """Refuse a module that keeps state between calls, or that draws random numbers which cannot be
+    reproduced from a seed.
 
-    State from one client would change the next client's update, and no bound would cover this
-    change of the sum. Only PyTorch's random numbers in training (dropout) are seeded for every
-    client and round.
+    State from one client would change the next client's update, and no bound would cover the
+    resulting change of the sum. A run seeds only the random numbers that PyTorch draws in training
+    mode (dropout), for each client and round.
 
     Args:
         module: the module, which is called in both modes; its mode is restored.
@@ -240,7 +243,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             inputs.call(module.train(), inputs.take(x, slice(1)))
         if restored is not None:
             restored.restore()
-        for mode in (False, True):  # again, after a different example
+        for mode in (False, True):  # the second call follows a call with other examples
             for given in (inputs.take(x, slice(1)), x):
                 with users_code("the model fails in training mode", module), fork_rng(0):
                     after.append(inputs.call(module.train(mode), given).clone())
@@ -252,8 +255,8 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
         (outputs[1], after[3]),
     )
     for first, again in pairs:
-        # Sums may be added up in a different order. The effect of remembered or drawn values is
-        # well above this rounding.
+        # Terms may be summed in a different order. The effect of stored or random values is far
+        # larger than this rounding.
         if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
@@ -264,11 +267,12 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 
 
 def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
-    """Refuse a module if training cannot obtain the gradients of all parameters.
+    """Refuse a module if training cannot obtain the gradients of all its parameters.
 
-    Training asks for the gradients of named parameters. The older kind of activation checkpointing
-    computes these gradients in a separate backward pass, which training does not see. Layers inside
-    the checkpoint would not be trained, and would get only noise.
+    Training computes gradients by `torch.autograd.grad`. The older (reentrant) kind of activation
+    checkpointing computes the gradients of the layers inside the checkpoint in a separate backward
+    pass, whose results `torch.autograd.grad` does not return. These layers would not be trained,
+    and would only receive noise.
 
     Args:
         module: the module, whose `grad` attributes are changed.
@@ -310,7 +314,7 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
     depend on the batch.
 
     Args:
-        module: its mode is restored.
+        module: the module, whose mode is restored.
         x: inputs of a few public examples, with which functional dropout is detected. With None,
             only dropout layers are detected.
 
@@ -338,7 +342,7 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
     of the batch.
 
     Args:
-        module: its mode is restored.
+        module: the module, whose mode is restored.
         x: inputs of a few public examples.
 
     Raises:
@@ -357,7 +361,7 @@ def require_separate(module: nn.Module, x: Inputs) -> None:
 
 
 class Unchanged:
-    """Snapshot of a module's buffers and frozen parameters.
+    """A record of a module's buffers and frozen parameters, with which later changes are detected.
 
     Args:
         module: the module.

@@ -1,4 +1,4 @@
-"""Interface of tasks: the loss, the targets and the reported metrics."""
+"""The interface of a task, which defines the loss, the targets and the reported metrics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _PROBED = 2  # number of examples with which the shape of a model's outputs is c
 
 
 SUMMED = "; a torch loss returns them with reduction='none'"
-"""Part of a message for a task that sums its losses: a reminder of the `reduction` of torch's
-losses."""
+"""End of the message for a task that returns the sum of its losses; it mentions the argument
+`reduction` of PyTorch's losses.
+"""
 
 
 class ExampleLosses(Protocol):
-    """The part of a task that is needed for sums of examples' gradients.
+    """The only method of a task that sums of examples' gradients need.
 
     Example:
         >>> from fedlgm.training.example_level.engine import ExampleGradients
@@ -45,19 +46,19 @@ class ExampleLosses(Protocol):
     """
 
     def losses(self, outputs: Any, y: Any) -> Tensor:
-        """Loss of every example, [n]."""
+        """Loss of each example [n]."""
 
 
 class Task(ABC):
-    """Loss, targets and metrics. Only `losses` is required; the defaults of the other methods suit
-    most losses.
+    """What a model is trained for: its loss, its targets and its metrics. A subclass must define
+    only `losses`; the defaults of the other methods suit most losses.
 
-    Losses are computed under `torch.func` transforms: use tensor operations, without branches on
-    values, `.item()` or in-place changes of the arguments.
+    Losses are computed under `torch.func` transforms. Therefore use tensor operations only, and
+    neither branch on values, nor call `.item()`, nor change the arguments in place.
 
     Attributes:
-        name: name in reports.
-        headline: metric that summarises a run.
+        name: name of the task in reports.
+        headline: name of the metric that summarises a run.
         better: whether a "higher" or a "lower" headline is better.
 
     Example:
@@ -74,20 +75,22 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]; it must not depend on
-        other examples.
+        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]. The loss of an
+        example must not depend on other examples.
         """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch, which clients minimise: a scalar."""
+        """Mean loss of a batch, a scalar, which clients minimise."""
         return self.losses(outputs, targets).mean()
 
     def prepare(self, data: DataSet) -> DataSet:
-        """The data set with targets of the task's type; the same object if nothing changes.
+        """Return the data set with targets of the task's type, or `data` itself if its targets
+        already have this type.
 
-        A prepared example must depend only on that example and on public constants, because
-        statistics of the training examples, such as their mean, have no bound. Runs refuse a user's
-        task that uses such statistics.
+        A prepared example must depend only on the original example and on public constants. If it
+        depended on a statistic of the training examples, such as their mean, one training example
+        would change all others, and no bound covers this change. Runs refuse a user's task that
+        uses such a statistic.
 
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
@@ -100,12 +103,12 @@ class Task(ABC):
         return replace(data, train_y=train, test_y=test)
 
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Targets [n, ...] of the task's type, unchanged if they already have it. The errors are
-        those of `prepare`.
+        """Convert targets [n, ...] to the task's type. Targets that already have this type are
+        returned unchanged. `prepare` raises the same errors.
 
         Args:
             y: targets of the data set.
-            part: "training" or "test", for the message.
+            part: "training" or "test", for the message of an error.
 
         Raises:
             DataError: the targets do not fit the task.
@@ -114,17 +117,17 @@ class Task(ABC):
         return y
 
     def labels(self, y: np.ndarray) -> bool:
-        """Whether the task turns these targets into integer labels [n]. A set can be divided among
-        clients by such labels.
+        """Whether the task turns these targets into integer labels [n], by which a data set can be
+        divided among clients.
 
         Args:
-            y: targets of the data set, which are not read.
+            y: targets of the data set; only their shape and type matter.
         """
         return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
 
     def outputs(self, data: DataSet) -> int | None:
-        """Number of outputs per example that a model needs; None if the data do not determine
-        it.
+        """Number of outputs per example that a model must have for this data set; None if the data
+        set does not determine this number.
         """
         return data.classes
 
@@ -132,8 +135,8 @@ class Task(ABC):
         """Refuse a model if the task cannot compare its outputs for two test examples with the
         targets.
 
-        Whole numbers are treated as tokens. A model must also accept the rows with the smallest and
-        the largest tokens of the training and test data.
+        Integer inputs are treated as tokens. The model must also accept the rows with the smallest
+        and the largest tokens of the training and test data.
 
         Raises:
             ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss
@@ -176,10 +179,10 @@ class Task(ABC):
         self._check_figures(outputs.detach(), y.to(device))
 
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Refuse outputs [n, ...] of a model for targets [n, ...] of a data set.
+        """Refuse a model's outputs [n, ...] that the task cannot compare with targets [n, ...].
 
         Raises:
-            ConfigError: the task cannot compare them.
+            ConfigError: the losses cannot be computed, or there is not one loss per example.
         """
         with users_code(self._no_fit(outputs, targets), self):
             losses = self.losses(outputs, targets)
@@ -191,7 +194,7 @@ class Task(ABC):
             )
 
     def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a loss without a gradient, and metrics that a report cannot show."""
+        """Refuse a task whose loss has no gradient or whose metrics a report cannot show."""
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
             raise ConfigError(
@@ -214,22 +217,24 @@ class Task(ABC):
                 )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch, by name, from which `metrics` computes the metrics. They must include
-        "loss".
+        """Sums over a batch, by name. `metrics` computes the metrics from these sums, which must
+        include "loss".
         """
         return {"loss": self.losses(outputs, targets).sum()}
 
     def count(self, targets: Tensor) -> int:
-        """Number of terms in the sums of a batch: examples, or labels if an example has several."""
+        """Number of terms in each of a batch's `sums`: the number of examples, or the number of
+        labels if an example has several.
+        """
         return len(targets)
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """The reported metrics, computed from the means of `sums` over the whole set."""
+        """Compute the reported metrics from the means of the terms of `sums` over the whole set."""
         return means
 
     def set_metrics(self) -> Mapping[str, Metric]:
-        """Further metrics that are not means, by name: functions (outputs [n, ...], targets [n,
-        ...]) of the whole set.
+        """Further metrics by name, which are not means of examples' terms. Each is a function of
+        the outputs [n, ...] and the targets [n, ...] of the whole set.
 
         Example:
             >>> from sklearn.metrics import roc_auc_score
@@ -245,15 +250,17 @@ class Task(ABC):
     def gradient_operations(
         self, outputs: Tensor, targets: Tensor, gradient: Tensor
     ) -> list[Callable[[], Any]]:
-        """Operations that write the gradient of the mean loss with respect to the outputs.
+        """Operations that compute the gradient of the mean loss with respect to the outputs and
+        write it to `gradient`.
 
-        They are called in order at every step, when `outputs` and `targets` hold new values. By
-        default autograd differentiates the loss; a closed form avoids its cost.
+        At every step, `outputs` and `targets` get new values and then the operations are called in
+        order. By default, autograd differentiates the loss; a subclass with a closed form of the
+        gradient avoids the cost of autograd.
 
         Args:
             outputs: [n, ...].
             targets: [n, ...].
-            gradient: array to write to, with the shape of the outputs.
+            gradient: tensor to which the gradient is written, with the shape of the outputs.
         """
         differentiate = torch.func.grad(self.loss)
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
@@ -289,7 +296,7 @@ class Task(ABC):
 
 
 def metrics_of(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """The task's metrics for outputs and targets that arrive in batches."""
+    """Compute the task's metrics from batches of outputs and targets."""
     sums: dict[str, float] = {}
     count = 0
     for outputs, targets in batches:
@@ -301,8 +308,8 @@ def metrics_of(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str
 
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse losses that mix examples. This is necessary even if clients are the unit, because
-    batches are padded and metrics are means.
+    """Refuse a task whose loss for an example depends on other examples. This check is necessary
+    even if clients are the unit of privacy, because batches are padded and metrics are means.
 
     Raises:
         ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is
@@ -327,14 +334,16 @@ def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets
 
 
 def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Figures of outputs and targets in batches; ConfigError if the task cannot compute them."""
+    """Compute the task's metrics from batches of outputs and targets. If the task cannot compute
+    these metrics, raise ConfigError.
+    """
     with users_code(f"task {task.name!r}: its figures cannot be computed", task):
         return metrics_of(task, batches)
 
 
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if figures depend on how examples are divided into batches, as an AUC
-    would.
+    """Raise ConfigError if a task's metrics depend on how the examples are divided into batches, as
+    a mean of the batches' AUCs would.
     """
     label = f"task {task.name!r}"
     figures = figures_of(task, [(outputs, targets)])
@@ -370,8 +379,8 @@ def require_finite(y: np.ndarray, part: str) -> None:
 
 
 def _extremes(x: inputs.Arrays) -> tuple[list[int], int, int]:
-    """The rows of the inputs with the smallest and the largest whole numbers, and these two
-    numbers.
+    """Find the rows that contain the smallest and the largest integer of the inputs. Return the
+    numbers of these rows and the two integers.
     """
     flat = [part.reshape(len(part), -1) for part in inputs.parts(x) if part.dtype == np.int64]
     held = [part for part in flat if part.size]
