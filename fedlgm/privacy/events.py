@@ -178,9 +178,9 @@ def laplace_event(
     min(P, exp(e) Q) = 1 - delta(e).
 
     * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. o(e) never
-    falls when the shift shrinks, so a smaller shift is dominated by a larger shift, and sum_i a_i =
-    a may be assumed. * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2,
-    exp(e_2) Q_2)
+      falls when the shift shrinks, so a smaller shift is dominated by a larger shift, and
+      sum_i a_i = a may be assumed.
+    * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
       pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
       product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
     * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.

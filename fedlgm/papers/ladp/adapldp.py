@@ -3,11 +3,11 @@
 Source: Yue, Yan, Kang and Shen, "AdapLDP-FL: An Adaptive Local Differential Privacy for Federated
 Learning" (IEEE TMC 2025), following its authors' code. Two parts of that code are omitted:
 
-* the scaler c_i follows the client's private update norm and is not accounted for; here it is 1,
-because the LaDP-FL paper states that AdapLDP and Full DP spend equal budgets. The scaler is inside
-a logarithm, sigma = sqrt(2 ln(1.25 / (delta c))) Delta / epsilon, so the noise is almost static
-with any scaler, as the paper notes; * the direction term multiplies coordinate i of an upload by 1
-+ 0.02 a_i b_i / (||a|| ||b||) for
+* The scaler c_i follows the client's private update norm and is not accounted for. Here it is 1,
+  because the LaDP-FL paper states that AdapLDP and Full DP spend equal budgets. The scaler is
+  inside a logarithm, sigma = sqrt(2 ln(1.25 / (delta c))) Delta / epsilon, so the noise is almost
+  static with any scaler, as the paper notes.
+* The direction term multiplies coordinate i of an upload by 1 + 0.02 a_i b_i / (||a|| ||b||) for
   two update directions a and b. The factors differ from 1 by at most 0.02 in sum over a whole
   tensor (Cauchy-Schwarz).
 """

@@ -3,11 +3,10 @@
 A clipped gradient bounds an example's effect only if the gradient is a function of that example
 alone. Three ways of computing the outputs of a batch differ in what they prove:
 
-* `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call. *
-`MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
-access the other rows. The layers inside still get the whole batch, so their gradients are clipped
-and
-  summed at the usual cost.
+* `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call.
+* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
+  access the other rows. The layers inside still get the whole batch, so their gradients are clipped
+  and summed at the usual cost.
 * `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only
   evidence.
 """

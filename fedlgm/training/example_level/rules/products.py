@@ -3,10 +3,12 @@
 There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and
 no per-example gradient is kept:
 
-* one row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled
-rows; * instantiate: gradients of a chunk that fits the cache are formed, measured, scaled, added
-and dropped; * ghost: norms follow from Gram matrices, and the sum is one product of scaled rows (Li
-et al., ICLR 2022).
+* One row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled
+  rows.
+* Instantiate: the gradients of a chunk that fits the cache are formed, measured, scaled, added and
+  dropped.
+* Ghost: the norms follow from Gram matrices, and the sum is one product of scaled rows (Li et al.,
+  ICLR 2022).
 """
 
 from __future__ import annotations
