@@ -11,7 +11,7 @@ from fedlgm_nodes.deploy.pages import render
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 
-PAGE = "federation.html"  # stored among the run's private files, because the page names the participants of each round
+PAGE = "federation.html"  # among the run's private files, because it names each round's nodes
 
 
 def write(

@@ -27,16 +27,16 @@ from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.server.enrolment import Enrolment
 from simulations.engines.flower_processes import free_ports
 
-# days before the end of an authority at which the next authority issues the server's certificate
+# days before an authority expires from which on its successor issues the server's certificate
 _SWITCH_DAYS = 14
 
 
 def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
-    """Renew the server's certificates and, before it ends, their authority. Returns lines for the
-    operator.
+    """Renew the server's certificates, and the authority that issues them before it expires. Return
+    lines for the operator.
 
-    An authority that would end before a full-length certificate gets a successor. From then on
-    `ca.crt` holds both authorities, and nodes accept both.
+    An authority that would expire before a certificate of full length gets a successor. From then
+    on `ca.crt` holds the certificates of both authorities, and nodes accept both.
 
     Args:
         folder: the deployment.
