@@ -1,3 +1,3 @@
-"""Real nodes: release services with policies and ledgers, the server that asks them, and their
-deployment.
+"""Real nodes: each node's release service with its policy and its ledger, the server that asks the
+nodes for releases, and commands that deploy nodes and server.
 """

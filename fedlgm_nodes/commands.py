@@ -1,4 +1,4 @@
-"""The commands of this package, for `fedlgm`."""
+"""The commands that this package adds to `fedlgm`."""
 
 from __future__ import annotations
 

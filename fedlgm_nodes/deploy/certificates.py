@@ -29,12 +29,12 @@ _DAYS = 825
 _AUTHORITY_DAYS = 2 * _DAYS
 Authority = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 WARNING_DAYS = (60, 14, 1)
-"""Days before a certificate's end at which there is a warning."""
+"""Numbers of days before a certificate expires at which the operator is warned."""
 
 
 def make_authority(folder: Path, number: int = 1) -> Authority:
-    """Create an authority of the deployment's own: `ca.crt` and `ca.key` in `folder`. The files of
-    further authorities are `ca-2.crt` and so on.
+    """Create a certificate authority for the deployment and write its `ca.crt` and `ca.key` to
+    `folder`. If `number` is 2, the files are `ca-2.crt` and `ca-2.key`, and so on.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = _common_name("fedlgm deployment" + f" {number}" * (number > 1))
@@ -88,14 +88,14 @@ def issuer_of(file: Path, issuers: Sequence[Authority]) -> Authority:
 
 
 def is_short(authority: Authority) -> bool:
-    """Whether an authority ends before the end of a full-length certificate that it would issue
-    now.
+    """Whether an authority expires before a server's certificate of full length that is issued now
+    would expire.
     """
     return authority[0].not_valid_after_utc < datetime.now(UTC) + timedelta(days=_DAYS)
 
 
 def bundle(issuers: Sequence[x509.Certificate]) -> bytes:
-    """The certificates that have not ended, as one `ca.crt`."""
+    """The given certificates that have not expired, as the content of one `ca.crt`."""
     valid = [one for one in issuers if one.not_valid_after_utc > datetime.now(UTC)]
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in valid)
 
@@ -124,7 +124,7 @@ def _issue(
     key: ec.EllipticCurvePublicKey,
     names: x509.SubjectAlternativeName,
 ) -> x509.Certificate:
-    """A server's certificate, which does not outlive its authority."""
+    """Issue a certificate for a server, which expires no later than the authority."""
     issuer, signer = authority
     end = min(datetime.now(UTC) + timedelta(days=_DAYS), issuer.not_valid_after_utc)
     return (
@@ -140,8 +140,8 @@ def _issue(
 
 
 def ending(file: Path) -> tuple[int, list[int], str]:
-    """The end of the newest certificate in a file: the number of days that are left, the values of
-    `WARNING_DAYS` that are not smaller than this number, and a sentence.
+    """When the newest certificate in a file expires: the number of days left, the values of
+    `WARNING_DAYS` that are at least this number, and a sentence for the operator.
 
     Raises:
         ValueError: the file holds no certificate.
@@ -156,8 +156,8 @@ def ending(file: Path) -> tuple[int, list[int], str]:
 
 
 def make_node_key(path: Path) -> bytes:
-    """Create a SuperNode's key pair, `path` and `path`.pub, in OpenSSH's form. Return the public
-    key in PEM.
+    """Create a SuperNode's key pair in OpenSSH's format, in the files `path` and `path`.pub. Return
+    the public key in PEM format.
     """
     key = ec.generate_private_key(ec.SECP384R1())
     create_durably(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
@@ -169,10 +169,10 @@ def make_node_key(path: Path) -> bytes:
 
 
 def public_pem(openssh: bytes) -> bytes:
-    """A public key of OpenSSH's form in PEM.
+    """Convert a public key from OpenSSH's format to PEM.
 
     Raises:
-        ValueError: the key is not a public key.
+        ValueError: the bytes are not a public key.
     """
     try:
         key = load_ssh_public_key(openssh)
@@ -212,6 +212,6 @@ def _write(
 ) -> None:
     """Write `name`.key, which only its owner can read, and `name`.crt."""
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # a key without a certificate is left from a killed call
+    # the key comes first: a key without a certificate shows that a call was killed
     write_durably(folder / f"{name}.key", private)
     write_durably(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644)

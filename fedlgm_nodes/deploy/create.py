@@ -1,4 +1,4 @@
-"""Creation of a deployment with keys, certificates, nodes and scripts."""
+"""Creation of a deployment: its keys, certificates, nodes' folders and start scripts."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ def create(
     policy: dict[str, Any] | None = None,
     test_seed: int | None = None,
 ) -> DeploymentFolder:
-    """Make a deployment's folder.
+    """Create a deployment's folder with everything in it.
 
     Args:
         path: folder to make.
         nodes: number of nodes, called node0, node1, ...
         example: give every node its share of this recipe's data; without it the operator must fill
             in the policies.
-        own: instead of an example, values of each node's policy for its own data (see
-            `fedlgm_nodes.deploy.own_data`).
+        own: for nodes with data of their own instead of an example's data: the values of each
+            node's policy that describe its data (see `fedlgm_nodes.deploy.own_data`).
         hosts: names and addresses under which nodes on other machines reach this one; a proxy then
             forwards to the SuperLink, which listens only on this machine's own address.
         port: port to which nodes connect; default: a free one.
         policy: values for every node's policy (see `fedlgm_nodes.service.folder`).
-        test_seed: make nodes for tests, which have the noise of a simulation with this seed.
+        test_seed: make nodes for tests, which draw the same noise as a simulation with this seed.
 
     Raises:
         ConfigError: the number of nodes is invalid.
@@ -113,7 +113,7 @@ def create(
         said = explain_failure(f"cannot make the deployment {path}", error)
         raise RunError(said.replace(str(draft), str(path))) from error
     except ConfigError as error:
-        # a file of the draft
+        # the error names a file of the draft, which is deleted
         said = re.sub(r"^\S+/policy\.toml: ", "the nodes' policy: ", str(error))
         raise ConfigError(said.replace(str(draft), str(path))) from error
     finally:
@@ -212,14 +212,14 @@ def make_node(
     key: Ed25519PrivateKey,
     test_seed: int | None = None,
 ) -> EnrolledNode:
-    """Fill the folder of a node and return its entry of the enrolment.
+    """Create the files in a node's folder and return the node's entry for the enrolment.
 
     Args:
         node: the folder, which exists.
         settings: the deployment's settings.
         entry: name and port of the node.
         values: values of its policy.
-        ca: certificates of the authorities that it accepts.
+        ca: file with the certificates of the authorities that the node accepts.
         key: its service's key.
         test_seed: for tests only, see `create`.
     """
@@ -243,8 +243,8 @@ def make_node(
 
 
 def secure_sums(nodes: int) -> dict[str, int]:
-    """The [distributed] section of the policies of nodes that are made together. It does not list
-    their peers yet.
+    """The [distributed] section for the policies of nodes that are created together. The section
+    does not list the peers yet, because their keys do not exist.
 
     Raises:
         ConfigError: there are too few nodes to hide one of them, or no round could ask as many
@@ -276,8 +276,8 @@ def enrol(
         replace: replace another node that is enrolled as this client.
 
     Raises:
-        ConfigError: a file cannot be used, an entry does not fit the other entries, or another node
-            already has this client.
+        ConfigError: a file cannot be used, the new entry contradicts another entry, or another node
+            is already enrolled as this client.
     """
     try:
         given = tomllib.loads(public.read_text(encoding="utf-8"))
@@ -314,11 +314,11 @@ def enrol(
 
 
 def write_enrolment(file: Path, nodes: Sequence[EnrolledNode]) -> None:
-    """Write the enrolment of these nodes. If the nodes do not fit together, the file stays as it
-    is.
+    """Write the enrolment of these nodes. If their entries contradict each other, the file is not
+    changed.
 
     Raises:
-        ConfigError: the nodes do not fit together.
+        ConfigError: the entries contradict each other.
     """
     head = (
         "# Which registered node is which client. "
@@ -338,7 +338,7 @@ def write_enrolment(file: Path, nodes: Sequence[EnrolledNode]) -> None:
 
 
 def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """(inputs, labels, classes) of every node."""
+    """The share of every node in an example's data: (inputs, labels, number of classes)."""
     if example is None:
         return []
     assembly = Assembly(
@@ -378,8 +378,9 @@ def _write_flower_configuration(
 
 
 def _superlink(settings: Settings) -> list[str]:
-    """The SuperLink's control API has no password, so it always listens on this machine's own
-    address.
+    """The lines of the script that starts the SuperLink.
+
+    The SuperLink's control API has no password, so it always listens on 127.0.0.1.
     """
     return [
         'export FLWR_HOME="$PWD/flower"',

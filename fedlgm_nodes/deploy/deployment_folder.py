@@ -38,20 +38,20 @@ class Settings(BaseModel):
     """`deploy.toml`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    host: str  # where nodes connect: to the proxy if there is a proxy, else to the SuperLink
+    host: str  # host to which nodes connect: the proxy's if there is a proxy, else the SuperLink's
     port: int
-    superlink: int | None = None  # port on 127.0.0.1 of a SuperLink behind a proxy
+    superlink: int | None = None  # the port on 127.0.0.1 where a SuperLink behind a proxy listens
     test: bool = False
     nodes: list[DeployedNode]
 
     @property
     def local_port(self) -> int:
-        """The SuperLink's own port, on 127.0.0.1."""
+        """The port on 127.0.0.1 on which the SuperLink listens."""
         return self.superlink or self.port
 
     @property
     def local(self) -> str:
-        """The SuperLink's own address, since it listens only on this machine."""
+        """The address on which the SuperLink listens; it can be reached only from this machine."""
         return f"127.0.0.1:{self.local_port}"
 
 
@@ -68,11 +68,12 @@ class DeployedNodeFolder:
 
     flower_key = Under("supernode.key")
     """Private key of the node's SuperNode; the public half is in the file with the suffix
-    `.pub`."""
+    `.pub`.
+    """
 
     def secret(self, role: str) -> Path:
-        """The secret that "supernode" and "executor" share. Each has a file with the same bytes,
-        which only its user can read.
+        """The file of the secret that a "supernode" and its "executor" share. Each of the two roles
+        has a file with the same bytes, which only the role's user can read.
         """
         return self.path / f"{role}.secret"
 
@@ -84,7 +85,7 @@ class DeployedNodeFolder:
     """The node's processes as containers."""
 
     def script(self, role: str) -> Path:
-        """Script that starts one of its processes: "service", "supernode" or "executor"."""
+        """Script that starts one of the node's processes: "service", "supernode" or "executor"."""
         return self.path / f"start-{role}.sh"
 
 

@@ -16,13 +16,15 @@ _OF_SERVICE = ("epsilon_spent", "epsilon", "delta", "releases_left", "test")
 
 
 def status(folder: DeploymentFolder) -> dict[str, Any]:
-    """Running processes, connected nodes, each node's remaining budget, and the runs.
+    """The running processes, the connected nodes, the remaining budget of each node, and the runs,
+    as plain values.
 
-    For each node in `nodes`, `service`, `supernode` and `executor` say whether these processes run
-    on this machine; `online` says whether the SuperLink counts the node as connected (None if its
-    SuperNode has no id so far). `since` is the UTC time since which the node has been in this state
-    (None if it has never been connected). The service's own figures cover the data set's whole
-    life, and are None if the service does not answer; `problem` then says why.
+    In each entry of `nodes`, `service`, `supernode` and `executor` tell whether these processes run
+    on this machine; `online` tells whether the SuperLink counts the node as connected (None if the
+    node's SuperNode has no id yet). `since` is the UTC time at which the node connected or
+    disconnected (None if it has never been connected). The figures that come from the service count
+    all releases of the data set since its ledger was created. They are None if the service does not
+    answer, and `problem` then gives the reason.
     """
     settings, running, flower = (
         folder.settings(),

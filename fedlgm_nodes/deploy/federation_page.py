@@ -11,7 +11,7 @@ from fedlgm_nodes.deploy.pages import render
 from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 
-PAGE = "federation.html"  # among the run's private files, because it names who took part
+PAGE = "federation.html"  # among the run's private files, because it names each round's nodes
 
 
 def write(
@@ -26,7 +26,8 @@ def write(
         folder: the run's folder.
         reports: round -> report of its last attempt (see `RoundReport`).
         releases: name of each node -> releases in its ledger, as far as the server knows.
-        faults: faults of the server.
+        faults: sentences about the faults of the server, for example a certificate that expires
+            soon.
     """
     rounds, rows = folder.recipe().federation.rounds, folder.rows()
     shown = {row["round"]: _figures(row) for row in rows}
@@ -57,7 +58,9 @@ def write(
 
 
 def _figures(row: FullRow) -> str:
-    """A round's headline and epsilon, if the round was evaluated."""
+    """The headline metric and the epsilon of a round as text; a value that the row does not have is
+    omitted.
+    """
     names = (row.get("headline", ""), "epsilon")
     values = {name: row.get(name) for name in names}
     return ", ".join(f"{name} {value:.4g}" for name, value in values.items() if value is not None)

@@ -1,4 +1,4 @@
-"""Flower's own commands for a deployment's SuperLink."""
+"""Calls of Flower's command `flwr` for a deployment's SuperLink."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Flower(FlwrCommand):
         """Register the public keys of nodes.
 
         Raises:
-            RunError: the SuperLink refuses a key, and not because the key is already registered.
+            RunError: the SuperLink refuses a key for another reason than that the key is registered
+                already.
         """
         keys = [self._folder.node(name).flower_key for name in names]
         commands = [
@@ -48,7 +49,7 @@ class Flower(FlwrCommand):
                 raise RunError(f"`flwr supernode register` failed for {name}: {said}")
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Flower's statement of each node that registered, by the id of its SuperNode."""
+        """What Flower reports about each registered node, by the id of the node's SuperNode."""
         return {
             str(node["node-id"]): node
             for node in self.json("supernode", "list", CONNECTION)["nodes"]
@@ -59,7 +60,8 @@ class Flower(FlwrCommand):
         return sum(map(is_online, self.nodes().values()))
 
     def healthy(self) -> bool:
-        """Whether the SuperLink answers, under the deployment's certificate.
+        """Whether the SuperLink answers and identifies itself with a certificate of the
+        deployment's authority.
 
         Raises:
             RunError: the certificate is not accepted.

@@ -1,8 +1,8 @@
 """Health of a node or a federation: figures, faults, alerts, and the two pages for a monitor.
 
-A separate process reads the files and greets the service. The service therefore needs no further
-interface, and its death is noticed. It serves `/ready` and `/metrics` (Prometheus's text format) on
-127.0.0.1 or on a Unix socket, and nothing else.
+A separate process, the watch, reads the files and greets the service. The service therefore needs
+no further interface, and the watch notices if the service dies. The watch serves the pages `/ready`
+and `/metrics` (Prometheus's text format) on 127.0.0.1 or on a Unix socket, and no other page.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.record import Record
 
 LEAST_DISK = 1 << 30  # bytes
-_LARGEST_SHARE = 0.9  # spent share of a budget above which there is an alert
+_LARGEST_SHARE = 0.9  # spent share of a budget from which on there is an alert
 # seconds that a clock may jump; a SuperLink refuses a SuperNode whose clock is further ahead
 _CLOCK_S = 5.0
 _HELLO_S = 15.0
@@ -46,13 +46,13 @@ _PREFIX = "fedlgm_"
 
 @dataclass
 class Health:
-    """The findings of one look.
+    """What one look at a node or a federation has found.
 
     Attributes:
         figures: numbers by metric. A metric's name may end with labels: 'up{node="a"}'.
-        faults: what is wrong and what to do, by a short name.
-        ready: whether questions are answered.
-        line: one line for a terminal.
+        faults: short name of a fault -> what is wrong and what to do.
+        ready: whether the node's service, or the federation's SuperLink, answers.
+        line: summary for a terminal, one line.
     """
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -78,7 +78,9 @@ class Health:
         return "\n".join(lines) + "\n"
 
     def add_budget(self, answer: dict[str, Any], node: str) -> None:
-        """Add the budget that a service states."""
+        """Add the figures of a node's budget, as its service states them, and a fault if the budget
+        is nearly or completely spent.
+        """
         share = answer["epsilon_spent"] / answer["epsilon"]
         for name, value in (
             ("budget_spent_share", share),
@@ -95,28 +97,30 @@ class Health:
             )
 
     def add_disk(self, path: Path) -> None:
-        """Add the free disk space."""
+        """Add the free space of the disk that holds `path`, and a fault if there is too little."""
         free = shutil.disk_usage(path).free
         self.figures["disk_free_bytes"] = float(free)
         if free < LEAST_DISK:
             self.faults["disk"] = f"{free / 2**20:.0f} MiB are free; at least 1024 MiB are needed"
 
     def add_certificate(self, file: Path) -> None:
-        """Add the number of days until a certificate ends, with a fault at 60, 14 and 1 days."""
+        """Add the number of days until a certificate expires, and a fault for each of the limits of
+        60, 14 and 1 days that has been reached.
+        """
         if file.is_file():
             days, passed, said = ending(file)
             self.figures[f'certificate_days{{file="{file.name}"}}'] = float(days)
             self.faults |= {f"{file.name} {limit} days": said for limit in passed}
 
     def add_certificates(self, folder: DeploymentFolder) -> None:
-        """Add the certificates of a server, as far as this user may read them."""
+        """Add those certificates of a server that this user may read."""
         for file in (folder.server / "ca.crt", folder.server / "tls.crt", folder.proxy / "tls.crt"):
             if os.access(file, os.R_OK):
                 self.add_certificate(file)
 
 
 class NodeLook:
-    """Looks at one node's service and files.
+    """Checks one node's service and files.
 
     Args:
         folder: the node's folder.
@@ -128,7 +132,7 @@ class NodeLook:
         self._clock = time.time() - time.monotonic()
 
     def __call__(self) -> Health:
-        """Look once."""
+        """Check the service and the files once, and return the findings."""
         folder, health = self._folder, Health()
         self._add_service(health)
         try:
@@ -201,7 +205,7 @@ class NodeLook:
 
 
 def look_at_deployment(folder: DeploymentFolder) -> Health:
-    """Look once at the server and at the nodes on this machine."""
+    """Check the server and the nodes on this machine once, and return the findings."""
     from fedlgm_nodes.deploy.deployment_status import status
     from fedlgm_nodes.deploy.process_faults import faults
 
@@ -229,7 +233,7 @@ def look_at_deployment(folder: DeploymentFolder) -> Health:
 
 
 class Alerts:
-    """Reports each fault when it appears and when it has gone, as a line of JSON.
+    """Reports each fault as a line of JSON, once when the fault appears and once when it has gone.
 
     Args:
         say: called with each line.
@@ -245,7 +249,7 @@ class Alerts:
             raise ConfigError(f"--alert-command: there is no command {self._command[0]!r}")
 
     def __call__(self, faults: dict[str, str]) -> None:
-        """Compare with the faults of the last look."""
+        """Report the differences between these faults and the faults of the last call."""
         before, self._faults = self._faults, faults
         for name in before.keys() - faults.keys():
             self._report(name, "cleared", before[name])
@@ -270,12 +274,12 @@ class Alerts:
 
 
 def watch(look: Callable[[], Health], *, every: float, address: str, command: str) -> None:
-    """Look again and again, until the process is stopped. A changed line is printed on standard
-    output, and each alert on standard error.
+    """Call `look` repeatedly until the process is stopped. The line of the findings is printed on
+    standard output whenever it has changed, and each alert on standard error.
 
     Args:
-        look: one look.
-        every: seconds between two looks.
+        look: function that checks a node or a federation once.
+        every: seconds between two calls of `look`.
         address: a port of 127.0.0.1, or the path of a Unix socket, for the two pages; empty for
             none.
         command: see `Alerts`.
@@ -307,7 +311,7 @@ def watch(look: Callable[[], Health], *, every: float, address: str, command: st
 
 @contextmanager
 def _serving(address: str, page: list[Health]) -> Iterator[None]:
-    """The two pages, in a thread."""
+    """Serve the pages `/metrics` and `/ready` from a thread, with the findings in `page[0]`."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 5.0
@@ -340,7 +344,7 @@ def _serving(address: str, page: list[Health]) -> Iterator[None]:
         )
     kind = socketserver.ThreadingUnixStreamServer if is_path else socketserver.ThreadingTCPServer
     place: Any = address if is_path else ("127.0.0.1", int(address))
-    if is_path and Path(address).is_socket():  # the socket of a watch that was killed
+    if is_path and Path(address).is_socket():  # a watch that was killed has left its socket
         Path(address).unlink()
     kind.allow_reuse_address = True
     try:

@@ -1,9 +1,9 @@
 """Changes of a running deployment: its certificates, the key that signs its questions, and its
 nodes.
 
-For some time during each change, the old certificate or key and the new one are both accepted. The
-nodes therefore need not all change a file on the same day. Each step replaces one file. If a
-command is killed, the same command continues the change.
+During each replacement of a certificate or key, there is a time in which both the old one and the
+new one are accepted. The nodes' operators therefore need not all replace a file on the same day.
+Each step replaces one file. If a command is killed, the same command continues the change.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from fedlgm_nodes.protocol.messages import public_text
 from fedlgm_nodes.server.enrolment import Enrolment
 from simulations.engines.flower_processes import free_ports
 
-# days before the end of an authority at which the next authority issues the server's certificate
+# days before an authority expires from which on its successor issues the server's certificate
 _SWITCH_DAYS = 14
 
 
 def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
-    """Renew the server's certificates and, before it ends, their authority. Returns lines for the
-    operator.
+    """Renew the server's certificates, and the authority that issues them before it expires. Return
+    lines for the operator.
 
-    An authority that would end before a full-length certificate gets a successor. From then on
-    `ca.crt` holds both authorities, and nodes accept both.
+    An authority that would expire before a certificate of full length gets a successor. From then
+    on `ca.crt` holds the certificates of both authorities, and nodes accept both.
 
     Args:
         folder: the deployment.
-        switch: let the successor issue the certificates now. By default it does so 14 days before
-            the end of the authority in use.
+        switch: let the successor issue the certificates now. By default the successor does so from
+            14 days before the authority in use expires.
 
     Raises:
         RunError: the authority's files cannot be read.
@@ -80,12 +80,13 @@ def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
 
 
 def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
-    """Replace the key that signs questions, in two steps; returns lines for the operator.
+    """Replace the key that signs questions, in two steps, and return lines for the operator.
 
     Args:
         folder: the deployment.
-        switch: take the second step, after which the new key signs. The first step makes the new
-            key, and lets the policies of nodes on this machine accept both keys.
+        switch: take the second step, after which the new key signs questions. The first step,
+            without `switch`, creates the new key and edits the policies of nodes on this machine so
+            that they accept both keys.
 
     Raises:
         RunError: the key cannot be read, or there is no new key to switch to.
@@ -120,8 +121,8 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
 
 
 def _edit_policies(folder: DeploymentFolder, old: str, new: str, *, switch: bool) -> int:
-    """Let the policies on this machine that name the old key accept the new key, in addition or
-    instead. Returns the number of these policies.
+    """Edit the policies on this machine that name the old key: with `switch` they accept the new
+    key instead of the old key, otherwise both keys. Return the number of these policies.
     """
     edited = 0
     for node in folder.settings().nodes:
@@ -139,7 +140,7 @@ def _edit_policies(folder: DeploymentFolder, old: str, new: str, *, switch: bool
 
 
 def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
-    """Make another node with the next client number, and return this number.
+    """Create another node with the next client number, and return this number.
 
     Args:
         folder: the deployment.
@@ -147,8 +148,8 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
         values: values of its policy.
 
     Raises:
-        ConfigError: a value is wrong, a node has this name, or the nodes make secure sums, for
-            which every policy lists the peers.
+        ConfigError: a value is wrong, a node already has this name, or the nodes take part in
+            secure sums, for which every node's policy lists all peers.
         RunError: the node's folder exists.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
@@ -177,11 +178,12 @@ def add(folder: DeploymentFolder, name: str, values: dict[str, Any]) -> int:
 
 
 def remove(folder: DeploymentFolder, name: str) -> Path:
-    """Take a node out of the federation and stop its processes; returns its folder, which is kept
-    with its ledger. The other nodes keep their numbers.
+    """Take a node out of the federation and stop its processes. The node's folder and ledger are
+    not deleted; the folder's path is returned. The client numbers of the other nodes do not change.
 
     Raises:
-        ConfigError: there is no such node, it is the only node, or the nodes make secure sums.
+        ConfigError: there is no such node, it is the only node, or the nodes take part in secure
+            sums.
     """
     settings, enrolled = folder.settings(), Enrolment.load(folder.enrolment_file).node
     present = [node.name for node in enrolled]
@@ -205,11 +207,11 @@ def remove(folder: DeploymentFolder, name: str) -> Path:
 
 
 def _refuse_peers(folder: DeploymentFolder, remedy: str) -> None:
-    """Refuse to change the set of nodes if, by a policy on this machine, the nodes make secure
-    sums.
+    """Refuse to change the set of nodes if a policy on this machine states that the nodes take part
+    in secure sums.
 
     Raises:
-        ConfigError: the nodes make secure sums.
+        ConfigError: the nodes take part in secure sums.
     """
     for node in folder.settings().nodes:
         service = folder.node(node.name).service

@@ -1,4 +1,6 @@
-"""Faults of processes that a signal has stopped, such as the process that listens on a socket."""
+"""Sentences about processes that a signal has stopped, such as the process that listens on a
+socket.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ import psutil
 
 
 def stopped_fault(role: str, process: psutil.Process) -> str:
-    """What to do about a process that a signal has stopped; empty if the process is not stopped, or
-    has ended.
+    """A sentence that says that a signal has stopped a process, and what to do; empty if the
+    process is not stopped, or has ended.
     """
     with contextlib.suppress(psutil.Error):
         if process.status() == psutil.STATUS_STOPPED:
@@ -21,8 +23,8 @@ def stopped_fault(role: str, process: psutil.Process) -> str:
 
 
 def listener_fault(path: Path) -> str:
-    """What to do about the process that listens on a socket, if a signal has stopped this process;
-    empty otherwise.
+    """A sentence that says that a signal has stopped the process that listens on a socket, and what
+    to do; empty if this is not so.
     """
     with (
         contextlib.suppress(OSError, psutil.Error),

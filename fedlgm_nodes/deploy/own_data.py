@@ -18,7 +18,7 @@ from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
 
-_MOST_CLASSES = 1000  # whole numbers above this limit are quantities
+_MOST_CLASSES = 1000  # a column with larger whole numbers holds quantities, not the numbers of classes
 _STATED = ("labels", "features", "class_names", "classes", "tasks")
 ELSEWHERE = "elsewhere.txt"
 """The list of the people who count at other nodes, in a node's folder."""
@@ -33,19 +33,22 @@ def describe(
     people: str | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """Values of a policy for a node's examples (see `fedlgm_nodes.policy_template`).
+    """The values of a policy that describe a node's examples (see `fedlgm_nodes.policy_template`).
 
-    A table is read with the checks of the service, so that a fault shows before a folder is made.
+    A table is read with the same checks as in the node's service, so that a fault in it is found
+    before the node's folder is created.
 
     Args:
         data: a file or folder.
         kind: kind of the data; by default the name of the file or folder determines it.
         labels: a file (numpy, idx) or the column to predict (csv, parquet).
-        public: public rows of the same columns. They give columns, classes and the figures that
-            standardise. Without public rows, the data give columns and classes, and nothing is
+        public: file of public rows with the same columns. The public rows determine the columns,
+            the classes, and the means and deviations with which inputs are standardised. Without
+            public rows, the node's data determine the columns and classes, and no input is
             standardised.
-        people: column of pseudonyms (see `fedlgm_nodes.service.people`); the public rows need none.
-        given: values that replace values found in the data.
+        people: column of pseudonyms (see `fedlgm_nodes.service.people`); the public rows need no
+            such column.
+        given: values of the policy that replace the values found in the data.
 
     Raises:
         ConfigError: a file is missing, or its kind is not clear.
@@ -91,8 +94,8 @@ def describe(
 
 
 def agree(described: list[dict[str, Any]]) -> bool:
-    """Whether the nodes' tables have the same columns and classes, so that one recipe can state
-    them.
+    """Whether the nodes' tables have the same columns and classes, so that one recipe can state the
+    columns and classes for all nodes.
     """
     stated = [{key: values.get(key) for key in _STATED} for values in described]
     return all(each == stated[0] and each["features"] for each in stated)
@@ -137,7 +140,9 @@ def recipe_text(values: dict[str, Any], public: Path | None) -> str:
 
 
 def _columns(file: Path, target: str, people: str | None, *, standardised: bool) -> dict[str, Any]:
-    """Columns, classes and figures of a table. The column of pseudonyms is not an input."""
+    """The values of a policy that describe a table's columns, its classes and, if `standardised`,
+    the means and deviations of its inputs. The column of pseudonyms is not an input.
+    """
     frame = node_data.read_rows(file, target)
     frame = frame.drop(columns=[people] if people in frame.columns else [])
     tables.require_columns([target], frame.columns, str(file))

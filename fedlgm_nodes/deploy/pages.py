@@ -13,13 +13,13 @@ def render(template: str, facts: dict[str, Any]) -> bytes:
 
     Args:
         template: name of the template.
-        facts: its values.
+        facts: the values to put into the template, by name.
     """
     return _PAGES.get_template(template).render(facts).encode()
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """A number followed by its noun, which is in the plural unless the number is 1.
 
     >>> counted(1, "release"), counted(2, "release")
     ('1 release', '2 releases')

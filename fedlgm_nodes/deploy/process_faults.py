@@ -22,14 +22,16 @@ class Look:
 
     Args:
         folder: the deployment's folder.
-        say: called with a line for each of them.
+        say: called with a line for each of these processes.
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say, self._told = folder, say, set[str]()
 
     def __call__(self) -> dict[str, str]:
-        """Role -> fault and remedy; each is reported once."""
+        """Return role -> fault and remedy, and report each fault that no earlier call has
+        reported.
+        """
         found = faults(self._folder)
         for fault in found.values():
             if fault not in self._told:
@@ -39,8 +41,8 @@ class Look:
 
 
 def faults(folder: DeploymentFolder) -> dict[str, str]:
-    """Role -> fault of its process and its remedy, for the processes that `up` started on this
-    machine.
+    """Role -> sentence that names the fault of the role's process and the remedy, for the processes
+    that `up` started on this machine.
     """
     # the record belongs to another user, or there is none
     if not os.access(folder.processes_file, os.R_OK):
@@ -56,7 +58,7 @@ def faults(folder: DeploymentFolder) -> dict[str, str]:
 
 
 def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
-    """What to do about a process that has ended."""
+    """A sentence that says that a process has ended, and what to do."""
     return (
         f"{role} (process {pid}) has ended, for example because it was killed: `fedlgm deploy up "
         f"{folder.path}` starts it again"
@@ -64,12 +66,13 @@ def ended_fault(role: str, pid: int, folder: DeploymentFolder) -> str:
 
 
 def refusal(folder: DeploymentFolder, role: str, since: int) -> str:
-    """A sentence about a SuperNode that the SuperLink refuses; empty if it is not refused.
+    """A sentence that says that the SuperLink refuses a SuperNode, and what to do; empty if the
+    SuperNode is not refused.
 
     Args:
         folder: the deployment's folder.
-        role: the process.
-        since: length of its log when it was started.
+        role: role of the SuperNode's process.
+        since: length in bytes of the process's log when the process was started.
     """
     if not role.endswith("-supernode") or _STILL_CONNECTED not in process_record.output_of(
         folder, role, since

@@ -1,4 +1,6 @@
-"""The record of a deployment's processes on this machine, and which of them run."""
+"""The record of a deployment's processes on this machine, and functions that find the processes
+that are running.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,9 @@ class Started(NamedTuple):
     """A process that `up` started.
 
     Attributes:
-        pid: its number.
-        born: time at which it started, in seconds since the machine started.
-        since: length of its log when it was started.
+        pid: number of the process.
+        born: time at which the process started, in seconds since the machine started. since: length
+            in bytes of the process's log when the process was started.
     """
 
     pid: int
@@ -104,18 +106,20 @@ def find_marked(folder: DeploymentFolder) -> dict[str, Started]:
 
 
 def running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
-    """Processes in the record that run."""
+    """The processes in the record that are running."""
     return alive(read(folder))
 
 
 def all_running(folder: DeploymentFolder) -> dict[str, psutil.Process]:
-    """Processes that run, in the record or not. This looks at every process of the machine."""
+    """The processes that `up` started and that are running, whether or not they are in the record.
+    To find them, the function looks at every process of the machine.
+    """
     return alive(known(folder))
 
 
 def start_time(process: psutil.Process) -> float:
-    """When a process started, in seconds since the machine started. A start in the time of day
-    would change when the clock is set.
+    """When a process started, in seconds since the machine started. A start time that is given as a
+    time of day would change whenever the machine's clock is set.
     """
     return process.create_time() - psutil.boot_time()
 
@@ -132,8 +136,8 @@ def alive(processes: Mapping[str, Started]) -> dict[str, psutil.Process]:
 
 
 def node_id(folder: DeploymentFolder, role: str) -> str:
-    """Flower's id of a node, which its SuperNode on this machine has logged; empty if it has
-    not.
+    """Flower's id of a node, as the node's SuperNode on this machine has logged it; empty if the
+    SuperNode has not logged it.
     """
     process = read(folder).get(role)
     since = 0 if process is None else process.since
@@ -146,7 +150,9 @@ def node_id(folder: DeploymentFolder, role: str) -> str:
 
 
 def output_of(folder: DeploymentFolder, role: str, since: int, most: int = -1) -> str:
-    """Output of a process since its start: the first `most` bytes, or all of it."""
+    """What a process has written to its log since the log was `since` bytes long: the first `most`
+    bytes, or everything if `most` is -1.
+    """
     with (folder.logs / f"{role}.log").open("rb") as log:
-        log.seek(since if since <= os.fstat(log.fileno()).st_size else 0)  # 0: it was rotated
+        log.seek(since if since <= os.fstat(log.fileno()).st_size else 0)  # 0: the log was rotated
         return log.read(most).decode("utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""Starting and stopping a deployment's processes on this machine."""
+"""Functions that start and stop a deployment's processes on this machine."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _AGAIN_S = 2.0
 
 
 def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
-    """Start the SuperLink and every node, and wait until all nodes are connected; running processes
-    are kept.
+    """Start the SuperLink and every node, and wait until all nodes are connected. Processes that
+    are running already are not restarted.
 
     Raises:
         RunError: a process ended, or not all nodes connected; all processes that the call started
@@ -47,8 +47,8 @@ def up(folder: DeploymentFolder, say: Callable[[str], None] = print) -> None:
     told = set[str]()
 
     def look() -> None:
-        """Name processes that a signal has stopped. Otherwise this call would wait for them in
-        silence.
+        """Name the processes that a signal has stopped, because `up` waits for them and would
+        otherwise not say why.
         """
         for fault in (
             {
@@ -161,8 +161,8 @@ def _answers(folder: DeploymentFolder, name: str) -> bool:
 def start(
     folder: DeploymentFolder, role: str, running: dict[str, psutil.Process], started: list[str]
 ) -> None:
-    """Start the process of a role, record it and add the role to `started`. A running process is
-    left alone.
+    """Start the process of a role, record the process and add the role to `started`. If the role's
+    process is running already, do nothing.
 
     Raises:
         RunError: the record cannot be written; the process is then ended.
@@ -200,8 +200,8 @@ def start(
 
 
 def _script(folder: DeploymentFolder, role: str) -> Path:
-    """The script that starts a role: "superlink", "signer", "proxy", or a node's, such as
-    "node0-service".
+    """The script that starts the process of a role: "superlink", "signer", "proxy", or a process of
+    a node, such as "node0-service".
     """
     servers = {
         "superlink": folder.server / "start-superlink.sh",
@@ -221,8 +221,8 @@ def _wait(
     every: float = 0.1,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait until `ready` returns true. Meanwhile restart refused SuperNodes, and processes that
-    were found running but have ended since.
+    """Wait until `ready` returns true. Meanwhile restart SuperNodes that the SuperLink refuses, and
+    processes that were running when `up` was called but have ended since.
 
     `look` is called before each call of `ready`.
     """
@@ -233,7 +233,7 @@ def _wait(
             return
         running = process_record.running(folder)
         for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
-            if role in started:  # the others were found running, but about to end
+            if role in started:  # the other ended processes were about to end when they were found running
                 pid, _, since = process_record.read(folder)[role]
                 if not refusal(folder, role, since):
                     said = tail(process_record.output_of(folder, role, since))
@@ -264,7 +264,7 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     record = {
         role: entry for role, entry in process_record.read(folder).items() if role not in roles
     }
-    with contextlib.suppress(RunError):  # on a full disk the record keeps processes that have ended
+    with contextlib.suppress(RunError):  # if the disk is full, the record continues to list processes that have ended
         # the record is written first, because a supervisor restarts the processes in it
         process_record.write(folder, record)
     end(supernodes)

@@ -14,7 +14,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 
 
 def checks(folder: Path) -> Iterator[tuple[str, bool, str]]:
-    """(name, whether it is in order, what was found) of each check.
+    """The checks of a node's folder: for each check its name, whether it passed, and what it found.
 
     Raises:
         RunError: the folder is not a node's.

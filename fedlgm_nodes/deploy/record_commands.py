@@ -1,4 +1,6 @@
-"""`fedlgm node`: approve, pause, check and report. Every command reads the files of the node."""
+"""The commands of `fedlgm node` that approve work, pause the node, check it and report about it.
+Every command reads the node's files, not its service.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,12 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="The reason, for the
 
 @contextmanager
 def _open(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """(node's folder, its ledger, its record), verified row by row."""
+    """Open a node's folder, ledger and record, and verify ledger and record row by row."""
     from fedlgm_nodes.service.folder import NodeFolder
 
     node = NodeFolder.open(folder)
     owner = node.ledger_file.stat().st_uid
-    if os.geteuid() != owner:  # the service could not read what another user writes
+    if os.geteuid() != owner:  # the service could not read a file that another user has written
         raise ConfigError(f"run this command as the service's user (number {owner})")
     with node.ledger(readonly=True) as ledger:
         yield node, ledger, node.record(ledger.identity)
@@ -74,7 +76,7 @@ def show(folder: NodeArgument, digest: DigestArgument) -> None:
 
 
 def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[str]:
-    """A request in plain words."""
+    """The lines that describe a request to the operator."""
     from fedlgm import privacy
     from fedlgm_nodes.deploy.pages import counted
     from fedlgm_nodes.service.account import epsilon_of
@@ -110,7 +112,7 @@ def _description(policy: Any, ledger: Any, request: dict[str, Any]) -> Iterator[
 
 
 def _words(section: dict[str, Any]) -> str:
-    """A name with its options."""
+    """A name and its options as text."""
     return printable(", ".join(f"{key} = {value}" for key, value in section.items()), 2000)
 
 
@@ -188,7 +190,7 @@ def reload(folder: NodeArgument) -> None:
             raise ConfigError("the service has not started yet, and reads policy.toml when it does")
         policy.check_reload(record.policy["values"])
         policy.allow.check_names()
-        Account(policy, ledger)  # refused if no noise meets the budget
+        Account(policy, ledger)  # raises an error if no amount of noise keeps a release within the budget
         before = record.policy["seq"]
         node.note_policy(record, policy)
     changed = "reloaded" if record.policy["seq"] != before else "nothing has changed"

@@ -19,11 +19,11 @@ from fedlgm_nodes.service.row import protected
 
 
 def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
-    """Sizes of ledger and record, and the releases that only the ledger has.
+    """The numbers of rows in the ledger and in the record, and the releases that are in the ledger
+    but not in the record.
 
     Raises:
-        LedgerError: the record states a release that the ledger does not have, or that differs in
-            the ledger.
+        LedgerError: a release in the record is missing in the ledger, or is another release there.
     """
     rows, heads = ledger.rows(), record.release_heads()
     for release, head in heads.items():
@@ -42,7 +42,7 @@ def compared(ledger: NodeLedger, record: Record) -> dict[str, Any]:
 
 
 def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, Any]:
-    """The content of the report.
+    """The content of the report, as plain values.
 
     Raises:
         LedgerError: see `compared`.
@@ -81,8 +81,8 @@ def facts_of(policy: Policy, ledger: NodeLedger, record: Record) -> dict[str, An
 
 
 def _decisions(record: Record) -> Iterator[dict[str, Any]]:
-    """The rows that are neither releases nor refusals. A policy's row states what the policy
-    changed.
+    """The rows of the record that are neither releases nor refusals. For a row of a policy, the
+    list tells what has changed since the previous policy.
     """
     before: dict[str, Any] = {}
     for row in record.rows:
@@ -100,7 +100,9 @@ def _decisions(record: Record) -> Iterator[dict[str, Any]]:
 
 
 def _attack(ledger: NodeLedger, units: str) -> str:
-    """What all releases together allow an attacker, in words."""
+    """A sentence that says how well an attacker who knows all releases can at best tell whether a
+    unit's data were used.
+    """
     from dp_accounting import dp_event
 
     from fedlgm.privacy import attack_rates

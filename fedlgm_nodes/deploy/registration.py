@@ -19,15 +19,17 @@ _ROUNDING = 1 - 1e-6
 
 
 class Registration(BaseModel):
-    """One run, with the allowed questions to its nodes, round by round.
+    """What the signer knows about a registered run, from which it decides whether a question
+    belongs to this run.
 
     Attributes:
         work: the requested work.
         clients: number of enrolled nodes.
-        facts: the run's public facts, as in the text of its plans.
+        facts: the run's public facts, in the form in which the JSON text of its plans states them.
         family, bounded_by: fields of the run's plans.
         layers: sizes of the mechanism's layers, by name.
-        multipliers: least effective noise multiplier of each round's plan.
+        multipliers: for each round, the smallest effective noise multiplier that the round's plan
+            may have.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,4 +1,6 @@
-"""Restarts of a deployment's processes that have ended, and the rotation of their logs."""
+"""A supervisor that restarts a deployment's processes when they have ended, and rotates their
+logs.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,31 @@ from fedlgm_nodes.deploy.processes import start
 from simulations.engines.flower_processes import end, started_under
 
 _SUPERVISE_S = 5.0
-_LARGEST_LOG = 10 << 20  # largest size of a log in bytes, and of the previous log
+_LARGEST_LOG = 10 << 20  # bytes; a larger log is moved to the file of the previous log
 
 
 class Supervisor:
-    """Restarts processes that `up` started and that have ended, and rotates the logs of all of
-    them.
+    """Restarts the processes that `up` started if they have ended, and rotates the logs of all
+    processes that `up` started.
 
     Args:
         folder: the deployment's folder.
         say: called with a line for each process that has ended. The line is repeated only if the
-            process has been found running in between. A SuperNode that the SuperLink refuses is
-            tried again without a line.
+            process was found running in the meantime. A SuperNode that the SuperLink refuses is
+            restarted without a line.
     """
 
     def __init__(self, folder: DeploymentFolder, say: Callable[[str], None]) -> None:
         self._folder, self._say, self._ended = folder, say, set[str]()
 
     def run(self) -> None:
-        """Look every few seconds, until this process is stopped."""
+        """Check the processes every few seconds, until this process is stopped."""
         while True:
             self()
             time.sleep(_SUPERVISE_S)
 
     def __call__(self) -> None:
-        """Look once."""
+        """Restart the processes that have ended, and rotate large logs, once."""
         folder, record = self._folder, process_record.read(self._folder)
         running = process_record.alive(record)
         ended = record.keys() - running.keys()
@@ -60,7 +62,7 @@ def _rotate(folder: DeploymentFolder, role: str) -> None:
         return
     known = process_record.node_id(folder, role)
     shutil.copyfile(log, f"{log}.1")
-    os.truncate(log, 0)  # the process continues to write at the end of the file
+    os.truncate(log, 0)  # a process appends to its log, and so continues at the end of the shortened file
     if known:
         with log.open("a", encoding="utf-8") as output:
             output.write(f"{process_record.NODE_ID} {known}\n")

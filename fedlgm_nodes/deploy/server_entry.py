@@ -1,4 +1,6 @@
-"""The ServerApp of a deployment, which connects the run's objects with `NodeGrid`."""
+"""The ServerApp of a deployment, which runs a recipe over real nodes through `NodeGrid` or
+`SecureGrid`.
+"""
 
 from __future__ import annotations
 
@@ -46,24 +48,26 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import FullRow
 from simulations.runs.server import serve
 
-# A private file that a ServerApp leaves when it ends, unless it is killed. After a run without an
-# error the file holds the status that Flower gives later.
+# Name of a private file that a ServerApp writes when it ends, unless it is killed. After a run
+# without an error the file holds the status that Flower gives later.
 ENDED = "ended"
-TOLD = "nodes.log"  # progress lines, among the run's private files
-ATTEMPT = "attempt.json"  # the open attempt at a round, among the run's private files
+TOLD = "nodes.log"  # file of progress lines, among the run's private files
+ATTEMPT = "attempt.json"  # file of the open attempt at a round, among the run's private files
 _POLL_S = 0.2
-REPORT = "nodes.jsonl"  # outcome of each round's questions
+REPORT = "nodes.jsonl"  # file with the reports of the rounds
 
 
 class _NodesData(RunData):
     @cached_property
     @override
     def dataset(self) -> DataSet:
-        """The public test rows, or a table without rows."""
+        """The public test examples or, if the recipe names a table without test rows, a table
+        without rows.
+        """
         section = self.recipe.data
         if section.name != TABLE or section.test_file is not None:
             return super().dataset
-        # the recipe names the columns, see `_check_stated`
+        # `_check_stated` has checked that the recipe names the columns
         return cast(DataSet, data.outline(TABLE, **section.reading))
 
     @property
@@ -75,12 +79,13 @@ class _NodesData(RunData):
 
 DeployedAssembly = partial(Assembly, data=_NodesData)
 """The objects of a run whose clients keep their data. The server has the recipe's test set, or only
-the columns of a table. It has no partition."""
+the columns of a table. It has no partition.
+"""
 
 
 def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Recipe:
-    """The recipe as a deployment runs it, with its number of nodes, its own keys and a checkpoint
-    in every round.
+    """The recipe as a deployment runs it: with the number of enrolled nodes, with fresh random keys
+    instead of the recipe's seed, and with a checkpoint in every round.
 
     Args:
         recipe: the recipe as written.
@@ -142,10 +147,11 @@ def recipe_for_nodes(recipe: Recipe, clients: int, *, test: bool = False) -> Rec
 
 
 def _check_overlap(recipe: Recipe, own: Deployment) -> None:
-    """Refuse a joint epsilon of people that real nodes cannot keep.
+    """Refuse a recipe that asks for a joint epsilon of people that real nodes cannot guarantee.
 
     Raises:
-        ConfigError: a person is not a part of a unit, or counts at one node.
+        ConfigError: a protected unit does not hold all rows that a person has at a node, or each
+            person counts at one node only.
     """
     if recipe.federation.overlap in (None, 1):
         return
