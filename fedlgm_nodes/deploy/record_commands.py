@@ -190,7 +190,9 @@ def reload(folder: NodeArgument) -> None:
             raise ConfigError("the service has not started yet, and reads policy.toml when it does")
         policy.check_reload(record.policy["values"])
         policy.allow.check_names()
-        Account(policy, ledger)  # raises an error if no amount of noise keeps a release within the budget
+        Account(
+            policy, ledger
+        )  # raises an error if no amount of noise keeps a release within the budget
         before = record.policy["seq"]
         node.note_policy(record, policy)
     changed = "reloaded" if record.policy["seq"] != before else "nothing has changed"
