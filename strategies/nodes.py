@@ -23,8 +23,8 @@ _ANSWER_S = 30.0  # seconds in which a node that connects at the last moment can
 
 
 class ChargedFirst:
-    """Nodes for whose clients a round is charged before its messages are sent, because a client may
-    make its release as soon as it gets a message.
+    """Nodes whose clients are charged for a round before its messages are sent, because a client
+    may make its release as soon as it gets a message.
 
     Example:
         >>> ChargedFirst().charge(grid=None, charge=lambda: print("charged"))

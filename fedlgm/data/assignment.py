@@ -134,7 +134,7 @@ def isolation_i(
     last client, which is the curious client, has one label fewer, because it lacks the private
     label. All clients have the same number of samples.
 
-    The paper does not say how many samples a client has of each of its labels. Here the private
+    The paper does not say how many samples each client has of each of its labels. Here the private
     class is divided evenly among the clients that have it. The other samples of a client are
     divided evenly over its other labels. The clients get as many samples as the sizes of the
     classes allow. The labels of the clients are chosen so that the number of clients with a class

@@ -249,7 +249,10 @@ def test_one_sum_under_two_divisions_into_layers_has_two_noises():
         for one in tables
     ]
     assert plans[0].to_json() == plans[1].to_json()
-    one, other = (release(total.clone(), plan, keys, round=1) - total for plan in plans)
-    assert abs(float(one[2] - other[3])) > 0.2  # the first draw of the second layer, in both
+    apart = []
+    for number in (1, 2, 3):  # draws of one round are within 0.02 with probability 0.007
+        one, other = (release(total.clone(), plan, keys, round=number) - total for plan in plans)
+        apart.append(abs(float(one[2] - other[3])))  # the first draw of the second layer, in both
+    assert max(apart) > 0.02
     names = {Noising.of(total, plan, keys, round=1).name for plan in plans}
     assert len(names) == 2
