@@ -24,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedlgm.errors import RunError
 from fedlgm.files import create_durably, explain_failure, write_durably
+from fedlgm_nodes.deploy.pages import counted
 
 _DAYS = 825
 _AUTHORITY_DAYS = 2 * _DAYS
@@ -151,7 +152,11 @@ def ending(file: Path) -> tuple[int, list[int], str]:
     days = (end - datetime.now(UTC)).days
     passed = [limit for limit in WARNING_DAYS if days <= limit]
     remedy = "; the server's operator renews it: fedlgm deploy renew DIR" if passed else ""
-    when = f"ends on {end:%Y-%m-%d}, in {days} days" if days >= 0 else f"ended on {end:%Y-%m-%d}"
+    when = (
+        f"ends on {end:%Y-%m-%d}, in {counted(days, 'day')}"
+        if days >= 0
+        else f"ended on {end:%Y-%m-%d}"
+    )
     return days, passed, f"{file} {when}{remedy}"
 
 

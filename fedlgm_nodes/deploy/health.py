@@ -101,7 +101,9 @@ class Health:
         free = shutil.disk_usage(path).free
         self.figures["disk_free_bytes"] = float(free)
         if free < LEAST_DISK:
-            self.faults["disk"] = f"{free / 2**20:.0f} MiB are free; at least 1024 MiB are needed"
+            self.faults["disk"] = (
+                f"{free / 2**20:.0f} MiB are free; at least {LEAST_DISK >> 20} are needed"
+            )
 
     def add_certificate(self, file: Path) -> None:
         """Add the number of days until a certificate expires, and a fault for each of the limits of

@@ -32,8 +32,8 @@ _SWITCH_DAYS = 14
 
 
 def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
-    """Renew the server's certificates, and the authority that issues them before it expires. Return
-    lines for the operator.
+    """Renew the server's certificates. If their authority would expire too soon, also create its
+    successor. Return lines for the operator.
 
     An authority that would expire before a certificate of full length gets a successor. From then
     on `ca.crt` holds the certificates of both authorities, and nodes accept both.
@@ -71,7 +71,7 @@ def renew(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
         last = end - timedelta(days=_SWITCH_DAYS)
         lines.append(
             f"send {folder.server / 'ca.crt'} to the nodes on other machines before {last:%Y-%m-%d}; "
-            "it replaces their ca.crt. Then, when all have it: fedlgm deploy renew DIR --switch"
+            "it replaces their ca.crt. When all nodes have the file: fedlgm deploy renew DIR --switch"
         )
     lines.append(
         "restart the SuperLink and the proxy: fedlgm deploy down DIR, fedlgm deploy up DIR"
@@ -104,7 +104,7 @@ def rotate_keys(folder: DeploymentFolder, *, switch: bool = False) -> list[str]:
                 "send it to the operators of the other nodes, who add it to [ask]: "
                 f'next_server_key = "{public}"'
             ),
-            "when all have it: fedlgm deploy rotate-keys DIR --switch",
+            "when all nodes have the key: fedlgm deploy rotate-keys DIR --switch",
         ]
     if not signer.next_key_file.exists():
         raise RunError("there is no new key: first run fedlgm deploy rotate-keys without --switch")

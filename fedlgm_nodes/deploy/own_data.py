@@ -18,9 +18,8 @@ from fedlgm.wording import first_problem
 from fedlgm_nodes.policy import Data
 from fedlgm_nodes.service import data as node_data
 
-_MOST_CLASSES = (
-    1000  # a column with larger whole numbers holds quantities, not the numbers of classes
-)
+# a column with whole numbers from this one on holds quantities, not classes
+_MOST_CLASSES = 1000
 _STATED = ("labels", "features", "class_names", "classes", "tasks")
 ELSEWHERE = "elsewhere.txt"
 """The list of the people who count at other nodes, in a node's folder."""

@@ -29,7 +29,8 @@ from simulations.engines.flower_processes import (
     with_children,
 )
 
-_STARTUP_S = 300.0  # a limit for slow machines: a process that ends is noticed at once
+# long enough for slow machines; `up` notices at once that a process has ended
+_STARTUP_S = 300.0
 _AGAIN_S = 2.0
 
 
@@ -233,9 +234,8 @@ def _wait(
             return
         running = process_record.running(folder)
         for role in [name for name in dict.fromkeys((*roles, *started)) if name not in running]:
-            if (
-                role in started
-            ):  # the other ended processes were about to end when they were found running
+            # the other ended processes were about to end when they were found running
+            if role in started:
                 pid, _, since = process_record.read(folder)[role]
                 if not refusal(folder, role, since):
                     said = tail(process_record.output_of(folder, role, since))
@@ -266,10 +266,9 @@ def _stop(folder: DeploymentFolder, roles: list[str]) -> int:
     record = {
         role: entry for role, entry in process_record.read(folder).items() if role not in roles
     }
-    with contextlib.suppress(
-        RunError
-    ):  # if the disk is full, the record continues to list processes that have ended
-        # the record is written first, because a supervisor restarts the processes in it
+    # The record is written first, because a supervisor restarts the processes in it. If the disk is
+    # full, the record continues to list processes that have ended.
+    with contextlib.suppress(RunError):
         process_record.write(folder, record)
     end(supernodes)
     end(family)

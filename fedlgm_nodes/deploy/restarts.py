@@ -62,9 +62,8 @@ def _rotate(folder: DeploymentFolder, role: str) -> None:
         return
     known = process_record.node_id(folder, role)
     shutil.copyfile(log, f"{log}.1")
-    os.truncate(
-        log, 0
-    )  # a process appends to its log, and so continues at the end of the shortened file
+    # a process appends to its log, and so continues at the end of the shortened file
+    os.truncate(log, 0)
     if known:
         with log.open("a", encoding="utf-8") as output:
             output.write(f"{process_record.NODE_ID} {known}\n")

@@ -150,8 +150,9 @@ def _check_overlap(recipe: Recipe, own: Deployment) -> None:
     """Refuse a recipe that asks for a joint epsilon of people that real nodes cannot guarantee.
 
     Raises:
-        ConfigError: a protected unit does not hold all rows that a person has at a node, or each
-            person counts at one node only.
+        ConfigError: the recipe says that each person counts at one node only, or its epsilon holds
+            for whole nodes that are added or removed, which does not cover a change of one person's
+            rows.
     """
     if recipe.federation.overlap in (None, 1):
         return
@@ -530,6 +531,6 @@ def _patience(recipe: Recipe) -> Patience:
         round_seconds=federation.round_timeout or 600.0,
         offline_seconds=deployment.offline_seconds,
         give_up_seconds=deployment.give_up_seconds,
-        # a round has five short message exchanges
+        # the round of a secure sum has several short exchanges of messages
         poll_seconds=_POLL_S if shares is None else _POLL_S / 4,
     )

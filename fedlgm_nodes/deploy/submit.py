@@ -55,8 +55,8 @@ def run(
     fresh: bool = False,
     say: Callable[[str], None] = print,
 ) -> RunSummary:
-    """Run a recipe on a deployment and return its summary. The same recipe again continues an
-    interrupted run.
+    """Run a recipe on a deployment and return its summary. If the last run of the same recipe was
+    interrupted, continue it.
 
     Args:
         folder: the deployment.
