@@ -177,18 +177,17 @@ class RunFolder:
             )
         recipe, result = self.recipe(), self.result()
         with Ledger(self.ledger_file) as ledger:
-            central = not recipe.noised_by.uploads_released
             # Rows are read before the ledger, because another process may be at work.
             released = self._last_released_round()
-            ledger.verify(self.anchors(), owner=self.owner(), contiguous=central)
-            charged = ledger.rounds()
+            contiguous = not recipe.noised_by.uploads_released
+            ledger.verify(self.anchors(), owner=self.owner(), contiguous=contiguous)
             if result is not None:
                 self._check_result(result, recipe, ledger)
-            if central and released > charged:
+            if released > ledger.rounds():
                 raise LedgerError(
-                    f"{self.ledger_file} has no charge for round {charged + 1}, but {released} "
-                    f"rounds were released by {self.metrics.path.name}: it is an older copy; "
-                    "restore a newer one or start a new run"
+                    f"{self.ledger_file} has no charge for round {released}, which was released by "
+                    f"{self.metrics.path.name}: it is an older copy; restore a newer one or start "
+                    "a new run"
                 )
             yield ledger
 
@@ -218,10 +217,19 @@ class RunFolder:
             return True
 
     def _last_released_round(self) -> int:
-        """The last released round, from the rows of metrics, since a round's row follows its
-        charge.
+        """The last released round, from the rows, since a round's row follows its charge.
+
+        If clients release their uploads, nothing was released in a round in which nobody took part.
         """
-        return max((int(row["round"]) for row in self.metrics if not row.get("skipped")), default=0)
+        central = not self.recipe().noised_by.uploads_released
+        return max(
+            (
+                row["round"]
+                for row in self.rows(private=True)
+                if not row.get("skipped") and (central or row.get("present"))
+            ),
+            default=0,
+        )
 
     def guarantee_in(self, ledger: Ledger) -> Guarantee:
         """The run's guarantee, from its recipe and ledger and not from the summary, which may have
