@@ -58,7 +58,6 @@ class FlatOptimizer:
                 "exp_avg_sq": torch.zeros_like(weights),
             }
             self._state["step"] = torch.zeros((), device=weights.device)
-        self._step = self._adam if name == "adam" else self._sgd
 
     @classmethod
     def of(cls, settings: LocalTraining, weights: Tensor) -> Self:
@@ -76,7 +75,9 @@ class FlatOptimizer:
                 self._weights.mul_(
                     1 - shrink if self.trained is None else 1 - shrink * self.trained
                 )
-            self._step(gradient)
+            # An attribute with the chosen method would be a cycle, which keeps the memory of clients
+            # until Python's garbage collector runs.
+            (self._adam if "exp_avg" in self._state else self._sgd)(gradient)
 
     def state(self) -> dict[str, Tensor]:
         """Copies of the tensors for a checkpoint."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -196,6 +196,9 @@ class ExampleGradients:
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._generic = [site for site in self._sites if isinstance(site, GenericSite)]
+        # A method of this object would be a cycle through the separation, which keeps the model's
+        # memory until Python's garbage collector runs.
+        self._replace_forward = partial(_replace_forward, self._sites, self._pools, self._restored)
         self._announce()
         self._stack = StackPass.of(module, self._sites, self._task)
 
@@ -347,26 +350,6 @@ class ExampleGradients:
                 warnings.warn(Notice(f"the guarantee is {reason}"), stacklevel=4)
         return self._separation
 
-    @contextmanager
-    def _replace_forward(self, call: Callable[..., Any], pools: bool = True) -> Iterator[None]:
-        """Inside the block, replace the forward pass of each site in the module by `call(site,
-        *arguments)`.
-        """
-        replaced = {site.module: _bind(call, site) for site in self._sites}
-        replaced |= {pool: partial(max_pool, pool) for pool in self._pools if pools}
-        before = {module: vars(module).get("forward") for module in replaced}
-        with restored_around(self._restored):
-            try:
-                for module, forward in replaced.items():
-                    module.forward = forward
-                yield
-            finally:
-                for module, original in before.items():
-                    if original is None:
-                        vars(module).pop("forward", None)
-                    else:
-                        module.forward = original
-
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
         """Choose the size of micro-batches from the largest activation, the total size of the
         activations and the stored gradients of one example.
@@ -474,6 +457,33 @@ class ExampleGradients:
             outputs = self._module(*inputs)
         leaves = torch.utils._pytree.tree_leaves(outputs)
         return seen + [("the output", value) for value in leaves if isinstance(value, Tensor)]
+
+
+@contextmanager
+def _replace_forward(
+    sites: Sequence[Any],
+    pools: Sequence[nn.Module],
+    restored: Restored,
+    call: Callable[..., Any],
+    with_pools: bool = True,
+) -> Iterator[None]:
+    """Inside the block, replace the forward pass of each site by `call(site, *arguments)` and, if
+    `with_pools`, the forward pass of each pooling layer by `max_pool`.
+    """
+    replaced = {site.module: _bind(call, site) for site in sites}
+    replaced |= {pool: partial(max_pool, pool) for pool in pools if with_pools}
+    before = {module: vars(module).get("forward") for module in replaced}
+    with restored_around(restored):
+        try:
+            for module, forward in replaced.items():
+                module.forward = forward
+            yield
+        finally:
+            for module, original in before.items():
+                if original is None:
+                    vars(module).pop("forward", None)
+                else:
+                    module.forward = original
 
 
 def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
