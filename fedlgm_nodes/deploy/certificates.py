@@ -102,8 +102,8 @@ def bundle(issuers: Sequence[x509.Certificate]) -> bytes:
 
 
 def make_server_certificate(folder: Path, authority: Authority, hosts: Sequence[str]) -> None:
-    """The SuperLink's certificate for `hosts` (names and addresses): `tls.crt` and `tls.key` in
-    `folder`.
+    """Create a server's certificate for `hosts` (names and addresses), and write `tls.crt` and
+    `tls.key` to `folder`.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     names = x509.SubjectAlternativeName([_host(host) for host in hosts])
@@ -112,7 +112,9 @@ def make_server_certificate(folder: Path, authority: Authority, hosts: Sequence[
 
 
 def renewed(file: Path, authority: Authority) -> bytes:
-    """A new certificate, in PEM, for the key and the hosts of the certificate in a file."""
+    """Issue a new certificate, in PEM format, for the key and the hosts of the certificate in
+    `file`.
+    """
     before = x509.load_pem_x509_certificate(file.read_bytes())
     names = before.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     key = cast(ec.EllipticCurvePublicKey, before.public_key())
@@ -141,7 +143,7 @@ def _issue(
 
 
 def ending(file: Path) -> tuple[int, list[int], str]:
-    """When the newest certificate in a file expires: the number of days left, the values of
+    """Return the number of days until the newest certificate in `file` expires, the values of
     `WARNING_DAYS` that are at least this number, and a sentence for the operator.
 
     Raises:

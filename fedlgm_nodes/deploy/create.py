@@ -338,7 +338,7 @@ def write_enrolment(file: Path, nodes: Sequence[EnrolledNode]) -> None:
 
 
 def _shares(example: Recipe | None, nodes: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """The share of every node in an example's data: (inputs, labels, number of classes)."""
+    """Each node's share of the data of an example recipe, as (inputs, labels, number of classes)."""
     if example is None:
         return []
     assembly = Assembly(

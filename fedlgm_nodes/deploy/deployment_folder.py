@@ -9,7 +9,7 @@ DIR/proxy/                     the proxy before the SuperLink, if nodes are on o
 DIR/authority/                 the key that signs certificates; no running process needs it
 DIR/nodes/NAME/                everything of one node, which goes to its machine
 DIR/systemd/                   units for machines that start the processes themselves
-DIR/logs/, DIR/processes.json  of what `fedlgm deploy up` has started on this machine
+DIR/logs/, DIR/processes.json  logs and record of the processes that `fedlgm deploy up` started
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ class DeploymentFolder:
     proxy = Under("proxy")
     """The proxy's files, if there is a proxy."""
     authority = Under("authority")
-    """The certificate authority's."""
+    """The files of the certificate authority."""
     flower_home = Under("server/flower")
     """FLWR_HOME of the server's operator: Flower's configuration."""
     enrolment_file = Under("enrolment.toml")
-    """The client of every registered node."""
+    """File that states which node is which client."""
     positions_file = Under("server/positions.json")
     """Last known position of each node's ledger."""
     registered_file = Under("server/registered")

@@ -36,7 +36,7 @@ from fedlgm_nodes.service.folder import NodeFolder
 from fedlgm_nodes.service.record import Record
 
 LEAST_DISK = 1 << 30  # bytes
-_LARGEST_SHARE = 0.9  # spent share of a budget from which on there is an alert
+_LARGEST_SHARE = 0.9  # an alert is raised once this share of a budget is spent
 # seconds that a clock may jump; a SuperLink refuses a SuperNode whose clock is further ahead
 _CLOCK_S = 5.0
 _HELLO_S = 15.0
@@ -46,13 +46,13 @@ _PREFIX = "fedlgm_"
 
 @dataclass
 class Health:
-    """What one look at a node or a federation has found.
+    """The findings of one check of a node or a federation.
 
     Attributes:
         figures: numbers by metric. A metric's name may end with labels: 'up{node="a"}'.
         faults: short name of a fault -> what is wrong and what to do.
         ready: whether the node's service, or the federation's SuperLink, answers.
-        line: summary for a terminal, one line.
+        line: one-line summary for a terminal.
     """
 
     figures: dict[str, float] = field(default_factory=dict)

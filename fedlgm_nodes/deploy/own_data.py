@@ -103,7 +103,7 @@ def agree(described: list[dict[str, Any]]) -> bool:
 
 
 def recipe_text(values: dict[str, Any], public: Path | None) -> str:
-    """A recipe for nodes whose policies have these values, to be edited.
+    """A recipe for nodes whose policies have these values. The operator is expected to edit it.
 
     Args:
         values: see `describe`.

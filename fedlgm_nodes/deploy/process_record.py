@@ -38,8 +38,8 @@ class Started(NamedTuple):
 
     Attributes:
         pid: number of the process.
-        born: time at which the process started, in seconds since the machine started. since: length
-            in bytes of the process's log when the process was started.
+        born: time at which the process started, in seconds since the machine started.
+        since: length in bytes of the process's log when the process was started.
     """
 
     pid: int
@@ -90,10 +90,10 @@ def known(folder: DeploymentFolder) -> dict[str, Started]:
 
 
 def find_marked(folder: DeploymentFolder) -> dict[str, Started]:
-    """Running processes that `up` started. They are found even if the record was lost, or if `up`
-    was killed before it wrote the record.
+    """Find the running processes that `up` started by the environment variable that it sets. They
+    are found even if the record was lost, or if `up` was killed before it wrote the record.
 
-    Processes of other users do not count, since anyone can set the variable.
+    Processes of other users do not count, since any user can set this variable.
     """
     processes = {}
     for process in psutil.process_iter():

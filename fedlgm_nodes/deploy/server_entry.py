@@ -224,7 +224,7 @@ def _check_stated(recipe: Recipe) -> None:
 
 
 def work_of(recipe: Recipe) -> dict[str, Any]:
-    """The requested work, by names that are installed on the nodes (see
+    """The work that a run requests, described by names that are installed on the nodes (see
     `fedlgm_nodes.protocol.messages.Question`).
     """
     model: dict[str, Any] = {"name": recipe.model.name, **recipe.model.options}
@@ -256,7 +256,8 @@ def remaining_need(assembly: Assembly, run: str, *, done: int) -> Need | None:
     """A run's remaining demand on each node; None if there is none.
 
     Rounds of different cost are replaced by the same number of equal rounds with the same total
-    cost. If sampling may invite a node to any round, the demand is the 99 % quantile of its rounds.
+    cost. If a node may be drawn in any round, the demand is the 99 % quantile of its number of
+    rounds.
 
     Args:
         assembly: objects of the run.
@@ -297,8 +298,8 @@ class NodesRecord:
 
     Args:
         folder: the run's folder.
-        summed: whether the server sees only the sum of a round. If no node may take part, nobody
-            answers such a round.
+        summed: whether the server sees only the sum of each round. Such a round is void if no node
+            may take part in it.
     """
 
     def __init__(self, folder: RunFolder, summed: bool) -> None:
@@ -310,7 +311,7 @@ class NodesRecord:
         return cls(folder, summed=not folder.recipe().noised_by.alone)
 
     def say(self, line: str) -> None:
-        """Print a line, and keep it."""
+        """Print a line, and append it to the record."""
         print(line, flush=True)
         self._folder.append_private(TOLD, line)
 
@@ -385,7 +386,7 @@ class NodesRecord:
 
 
 def make_server_app() -> ServerApp:
-    """ServerApp that runs, or continues, the run folder named in the run config."""
+    """Make the ServerApp that starts, or continues, the run whose folder the run config names."""
     app = ServerApp()
 
     @app.main()
@@ -452,7 +453,7 @@ def _serve(grid: Grid, deployment: DeploymentFolder, folder: RunFolder) -> None:
             record.say(f"{count} nodes have signed the head of round {row['round']}")
 
     def run() -> None:
-        with folder.lock():  # by the lock, `fedlgm deploy run` sees that this process lives
+        with folder.lock():  # the lock shows `fedlgm deploy run` that this process runs
             done = _settle_attempt(file, folder)
             # The nodes of a round that continues have been charged for it.
             if need := remaining_need(

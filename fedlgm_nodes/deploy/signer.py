@@ -62,7 +62,7 @@ class _Ask(BaseModel):
 
 
 class _Unused(BaseModel):
-    """A question for the registered runs of a recipe, from an untrusted sender."""
+    """A request for the names of a recipe's unused runs, from an untrusted sender."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     protocol: int
@@ -89,7 +89,7 @@ class Signer:
         self._signed.execute(_SCHEMA)
 
     def sign(self, question: Question) -> str:
-        """The signature of a question.
+        """Sign a question, and return the signature.
 
         Raises:
             RunError: its run is not registered, or the question does not belong to that run.
@@ -106,7 +106,7 @@ class Signer:
             return protocol.sign(self._key, "question", question.digest)
         content = protocol.digest(question.plan, question.model)
         key = (question.run, question.round, question.client)
-        with self._lock:  # on disk before the signature leaves
+        with self._lock:  # on disk before the signature is sent
             self._signed.execute(
                 "INSERT OR IGNORE INTO signed VALUES (?, ?, ?, ?)", (*key, content)
             )
@@ -151,7 +151,7 @@ class _Connection(socketserver.StreamRequestHandler):
             answer = {"ok": False, "why": str(error)}
         except ValidationError as error:
             answer = {"ok": False, "why": first_problem(error)}
-        except Exception:  # nothing that a question holds may end the signer
+        except Exception:  # no content of a question may end the signer
             _log.exception("a question failed")
             answer = {"ok": False, "why": "see the signer's log"}
         self.wfile.write(frames.encode(answer))

@@ -44,7 +44,7 @@ from simulations.runs.rows import RunSummary
 APP = Path(__file__).parent / "app"
 # seconds of silence after which Flower is asked for a run's status; asking takes a second
 _SILENCE_S, _LONGEST_S = 20.0, 30.0
-# seconds after which the run's process is missed; SuperExec looks for tasks every second
+# seconds after which the run must have a process; SuperExec looks for tasks every second
 _START_S = 2.5
 
 
@@ -80,7 +80,7 @@ def run(
         say("run.seed is ignored: a deployed run draws its own keys")
     recipe = recipe_for_nodes(recipe, clients, test=settings.test)
     assembly = DeployedAssembly(recipe)
-    assembly.privacy.first_plan()  # refused now if an object of a user cannot be found or built
+    assembly.privacy.first_plan()  # refuses now what cannot be found or built
     assembly.model.server_optimizer()
     if not flower.healthy():
         start = f"start it with fedlgm deploy up {folder.path}"

@@ -52,8 +52,8 @@ class Supervised:
             network.
         hides: whether the processes of other users are hidden from it.
         after: unit that starts before it; empty if there is none.
-        memory: largest memory. It is empty if the amount of data decides; most of the machine's
-            memory is then allowed.
+        memory: limit of the process's memory. It is empty if the need depends on the amount of
+            data; most of the machine's memory is then allowed.
         low_port: whether it may listen on a port below 1024.
         port: port on which its container can be reached; 0 for none.
     """

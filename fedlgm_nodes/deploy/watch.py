@@ -1,4 +1,4 @@
-"""Names the processes of a deployment that end or are stopped while a run goes on."""
+"""Messages about processes of a deployment that end or are stopped during a run."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ class Watch:
 
 
 def killed_message(pid: int | None) -> str:
-    """What became of a run's server process that left no error, and what to do."""
+    """A sentence that says what became of a run's server process that ended without an error, and
+    what to do.
+    """
     number = "" if pid is None else f" (process {pid})"
     return f"the run's server process{number} has ended without an error, for example because it was killed; {RESUMES}"
 
