@@ -2,7 +2,7 @@
 that determines the result.
 
 The folder of the cache is `$FEDLGM_CACHE`, or ~/.cache/fedlgm/computed if this variable is not set;
-with "0", nothing is cached. Only the folder's owner can read it. A cached file saves time but
+if it is "0", nothing is cached. Only the folder's owner can read it. A cached file saves time but
 proves nothing: its reader must check the content like any untrusted input. Damaged files, and
 folders that cannot be written to, are ignored.
 """

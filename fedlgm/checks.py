@@ -90,10 +90,10 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
         name: the argument's name, for the message.
         value: the given value; a float without a fraction counts as a whole number.
         least: smallest allowed value.
-        most: largest allowed value; None allows any.
+        most: largest allowed value; None sets no limit.
 
     Returns:
-        The number.
+        The value as an `int`.
 
     Raises:
         ConfigError: the value is not such a number.
@@ -125,7 +125,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     Example:
         >>> check_known("accountant", "pld", ["pld", "rdp"])
     """
-    names = getattr(known, "__args__", None) or tuple(known)  # of a Literal
+    names = getattr(known, "__args__", None) or tuple(known)  # the names in a Literal
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
@@ -175,7 +175,7 @@ def check_fields(owner: str, record: Any) -> None:
 
 
 def check_annotated(owner: str, kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse values that do not fit the annotations of a class for the same names; see
+    """Refuse values that do not fit the annotations of a class's fields of the same names; see
     `check_fields`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Errors that the user can fix. One clear message states the error, its place, and the remedy.
+"""Errors that the user can fix. The message of each states the error, its place, and the remedy.
 
 The command line prints the message and exits with status 2. Any other exception is a bug and keeps
 its traceback.
@@ -36,7 +36,7 @@ class OtherObjectsError(RunError):
 
 
 class DiskError(RunError):
-    """A run's files cannot be written or read, for example because the disk is full."""
+    """Files of a run that cannot be written or read, for example because the disk is full."""
 
 
 class DivergedError(RunError):
@@ -45,8 +45,8 @@ class DivergedError(RunError):
 
     Attributes:
         largest: (client, l2 norm) of the last round's largest contributions, in descending order,
-            if each contribution arrived separately. The message omits them, because only the
-            operator may know who took part.
+            if each contribution arrived separately; otherwise empty. The message omits them,
+            because only the operator may know who took part.
     """
 
     largest: tuple[tuple[int, float], ...] = ()

@@ -77,8 +77,8 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a path is in use, so that no new folder can be created there. An empty folder does
-    not count as use.
+    """Whether there is anything at a path except an empty folder, so that no new folder can be
+    created there.
 
     Example:
         >>> import tempfile
@@ -153,7 +153,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
             the next writer removes the draft of a killed process.
 
     Raises:
-        OSError: the file cannot be written; errors of the block pass unchanged.
+        OSError: the file cannot be written; errors in the block are raised unchanged.
 
     Example:
         >>> import tempfile
@@ -171,7 +171,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         permitted = stat.S_IMODE(partial.stat().st_mode)
         yield partial
-        partial.chmod(permitted)  # safetensors replaces the draft by a file of another mode
+        partial.chmod(permitted)  # safetensors may have given it another mode
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -204,14 +204,14 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
     """Replace errors of the operating system in a block that writes to a folder by a DiskError with
-    one sentence. Other errors pass unchanged.
+    one sentence. Other errors are raised unchanged.
 
     Args:
         folder: the folder.
         what: noun for the folder in the message.
 
     Raises:
-        DiskError: a disk is full or may not be written, or a file of the folder cannot be used.
+        DiskError: a disk is full or read-only, or a file in the folder cannot be used.
 
     Example:
         >>> with disk_errors(Path("runs/first"), "run"):
@@ -270,7 +270,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
     the block ends. If there is an error in the block, the draft is removed.
 
     Raises:
-        OSError: the draft cannot be renamed; errors of the block pass unchanged.
+        OSError: the draft cannot be renamed; errors in the block are raised unchanged.
     """
     draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
     try:
@@ -330,8 +330,8 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
-    """Open a text file for writing. If the file is created, only its owner may read it, from the
-    first moment on.
+    """Open a text file for writing. A new file is created with a mode that lets only its owner read
+    or write it.
 
     Args:
         path: the file. Its folder is created if there is none.
@@ -347,7 +347,9 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
 
 
 def close_folder(folder: Path) -> None:
-    """Remove all rights of other users on a folder and its contents, if the folder exists."""
+    """Remove other users' rights to a folder and its contents, if the folder exists. Paths whose
+    rights cannot be changed are skipped.
+    """
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and not path.is_symlink():

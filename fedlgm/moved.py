@@ -1,4 +1,4 @@
-"""Former names of modules, which work for one release, and short public names, which stay.
+"""Former names of modules, which work for one more release, and short public names, which remain.
 
 A former name gives the module itself, with a DeprecationWarning that states the new name.
 """

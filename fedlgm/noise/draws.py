@@ -61,8 +61,8 @@ def add_noise_(
 ) -> Tensor:
     """Add independent noise to each part of a flat vector, in place.
 
-    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the
-    low bits of a floating-point sum would otherwise reveal the summand (see
+    The result is rounded to a grid whose step is a power of two, about 2^-10 of the part's noise
+    scale, because the low bits of a floating-point sum could otherwise reveal the summand (see
     docs/decisions/training.md, section Floating point).
 
     Args:
@@ -77,7 +77,7 @@ def add_noise_(
         `total`.
 
     Raises:
-        ConfigError: vector, parts and streams do not fit.
+        ConfigError: vector, parts and streams do not fit each other.
         PrivacyError: a noise scale is outside [2^-100, 2^100] and not 0.
     """
     rows = total if total.ndim == 2 else total[None]
@@ -102,7 +102,7 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
     of sizes].
 
     Args:
-        sizes: coordinates of each part.
+        sizes: number of coordinates of each part.
         streams: one generator for each part.
     """
     out = torch.empty(sum(sizes), dtype=torch.float64)
@@ -125,8 +125,8 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the
     scale.
 
-    See `add_noise_`. Rows are added one by one: the last numbers of a vector do not fill a
-    register, and PyTorch may round these numbers differently from the other numbers.
+    See `add_noise_`. Noise is added row by row, so that a row's result does not depend on other
+    rows: PyTorch may round the last numbers of a tensor, which do not fill a register, differently.
     """
     check_scale(scale)
     if scale > 0:
@@ -162,14 +162,14 @@ def _draw_pieces(
 
 
 def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> None:
-    """Unit noise of each row's stream in single precision, with the tail redrawn in double
-    precision.
+    """Fill each row with unit noise from its stream, in single precision, and draw the tail again
+    in double precision.
 
     With single-precision uniforms, a normal ends at 5.77 standard deviations and an exponential at
     16.6, and both are coarse shortly before their ends. One client's change moves many coordinates,
-    so in a large model the coarse ends alone would exceed a usual delta. A value beyond `_TAIL` is
-    therefore replaced by a draw from the exact conditional law. This concerns about one value in
-    two or three thousand and takes hardly any time.
+    so in a large model the coarse ends alone would exceed a usual delta. A value beyond
+    `_TAIL_NORMAL` or `_TAIL_EXPONENTIAL` is therefore replaced by a draw from the exact conditional
+    distribution. This concerns about one value in two or three thousand and takes hardly any time.
     """
     if family == "gaussian":
         for row, stream in zip(out.unbind(), streams, strict=True):
@@ -193,7 +193,7 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
         tail = _beyond(row.numpy(), _TAIL_EXPONENTIAL)
         uniform = torch.from_numpy(_positive_uniform(len(tail), stream))
         row[tail] = (_TAIL_EXPONENTIAL - uniform.log()).to(row.dtype)
-        # The fair sign comes from a separate draw.
+        # The sign is drawn separately.
         row.mul_(torch.randint(0, 2, row.shape, generator=stream, dtype=row.dtype).mul_(2).sub_(1))
 
 

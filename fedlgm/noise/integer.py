@@ -6,7 +6,7 @@ contribution in grid units. Integers are added modulo 2^32, so the order of addi
 and masks cancel exactly.
 
 Source: Kairouz, Liu and Steinke 2021. The paper bounds the norm of the integers by a formula; this
-module checks the norm.
+module checks the norm itself.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WRAP = 1e-9
 _FINEST = 2**24
 _LEAST_UNITS = 4
 """Least number of grid units in a bound, divided by the root of the number of coordinates. Rounding
-to a coarser grid shortens a contribution by more than a hundredth. It takes minutes for a
-contribution near the bound, but no time for a short contribution.
+to a coarser grid shortens a contribution by more than a hundredth. Such rounding takes minutes for
+a contribution near the bound, but hardly any time for a short contribution.
 """
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
@@ -59,7 +59,7 @@ class IntegerGrid:
         colluders: number m of nodes that may collude with the server.
         size: number d of coordinates of the sum.
         units: l2 bound c of one contribution, in grid units.
-        noise: law of the nodes' noise.
+        noise: distribution of the nodes' noise.
         variance: variance of each node's noise, in squared grid units.
         scale: value of a grid unit in each part of the sum, as pairs (number of coordinates,
             value).
@@ -104,7 +104,7 @@ class IntegerGrid:
                 "privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
-        # The honest nodes' noise alone has the planned variance (units * z)^2.
+        # The honest nodes' noise alone has the planned variance (units * multiplier)^2.
         variance = law.variance((units * multiplier) ** 2, honest)
         return cls(
             asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts
@@ -139,7 +139,7 @@ class IntegerGrid:
         Args:
             contribution: bounded by the plan, float64 [size].
             rounding: stream of the rounding.
-            noise: stream of the noise; it must serve no other sum.
+            noise: stream of the noise, which must not be used for another sum.
 
         Returns:
             int64 [size], not yet reduced to words.
@@ -181,8 +181,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
     """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
     from this condition, the rounding has no bias.
 
-    A draw that violates the condition is repeated; after 20 failures the values shrink by 2^-8. If
-    the grid is much finer than bound / sqrt(d), the first draw meets the condition.
+    A draw that violates the condition is repeated; after 20 failures the values are multiplied by 1
+    - 2^-8. If the grid is much finer than bound / sqrt(d), the first draw meets the condition.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -246,7 +246,8 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
         >>> f"{wrap_probability(16, 5000.0, 1):.4e} {wrap_probability(16, 5000.0, 10**6):.4e}"
         '5.6166e-11 5.6165e-05'
     """
-    # Two Gaussian tails, beyond the part of the range that the sum without noise leaves free.
+    # The probability of two Gaussian tails beyond the distance from the largest sum without noise
+    # to the end of the range.
     each = 2 * float(scipy.special.ndtr(-max(0.0, 2.0 ** (bits - 1) - reach) / deviation))
     return -math.expm1(coordinates * math.log1p(-each)) if each < 1 else 1.0
 

@@ -1,7 +1,8 @@
 """Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
 
 The values of a stream depend only on its name, not on the number of workers, the order of calls or
-the launcher. `numpy.random.SeedSequence` hashes names, so two different names never share a stream.
+the launcher. `numpy.random.SeedSequence` hashes names to 128 bits, so different names have
+different streams unless their hashes collide.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class KeyRing:
             raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
 
     def __repr__(self) -> str:
-        """Omits a secret root, because logs and tracebacks show the fields of objects."""
+        """Text that omits a secret root, because logs and tracebacks show the fields of objects."""
         return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
@@ -125,8 +126,8 @@ class KeyRing:
 
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
-    """`sequence.generate_state(count)`, with all words computed at once. NumPy computes them one
-    after the other in Python's numbers.
+    """The result of `sequence.generate_state(count)`, with all words computed at once. NumPy
+    computes them one after the other, which takes longer.
     """
     before, after = _hash_constants(count)
     words = sequence.pool ^ before

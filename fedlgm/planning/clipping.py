@@ -1,7 +1,7 @@
 """Rules for the bounds s_j of a plan, from constants or from released updates.
 
-All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then
-has sensitivity S under add-or-remove-one for every rule.
+All rules except `med_clip_published` spread one l2 bound S over K layers so that sum_j s_j^2 = S^2.
+The whole contribution then has sensitivity S under add-or-remove-one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
-"""Least bound above 0. The squares of float32 numbers below 1e-19 vanish, so a norm has an error of
-up to 5e-15."""
+"""Least bound above 0. The squares of float32 numbers below 1e-19 vanish, so a norm can be too
+small by up to 5e-15.
+"""
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
@@ -58,11 +59,11 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
-    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum.
-    Not private.
+    """MedClip as the paper states it: medians of the cohort's unprotected layer norms, normalised
+    by their sum. It is not differentially private.
 
     Args:
-        bound: S.
+        bound: total bound S.
         private_norms: unclipped layer norms of every sampled client, [clients, K].
 
     Raises:
@@ -87,9 +88,9 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
     """Layer norms of a released mean update, without the expected squared norm of the noise,
     float64 [K].
 
-    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
-    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing
-    of a release, so they cost nothing.
+    Under central trust, m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), where sigma_j is
+    the scale of this round's noise (`ReleasePlan.upload_sigma`). Layers that were not released give
+    0. The norms are post-processing of a release, so they cost nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
@@ -107,8 +108,8 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Share of each layer's squared norm in a released mean that is not noise, float64 [K]; 0 where
-    nothing was released.
+    """Share of each layer's squared norm in a released mean that is not noise, float64 [K]; 0 for
+    layers that were not released.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
@@ -146,9 +147,9 @@ def next_quantile_bounds(
     """Adaptive per-layer bounds for the next round, float64 [K]. They follow the released shares of
     clients that were not clipped.
 
-    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than a share
-    `target` of the clients stay below a layer's bound, this bound shrinks (Andrew et al. 2021,
-    Algorithm 1, per layer).
+    The rule is s_j <- s_j exp(-rate (b_j - target)), where b_j is the released share. If b_j
+    exceeds `target`, the bound shrinks. The bounds are then normalised to the l2 norm S (Andrew et
+    al. 2021, Algorithm 1, applied to each layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.
@@ -173,11 +174,11 @@ def next_quantile_bounds(
 
 
 class Scaling(Protocol):
-    """Factors of the layers' gradients of examples, for mechanisms that bound examples
-    (`mechanisms.BoundsExamples`).
+    """Factors by which mechanisms that bound examples (`mechanisms.BoundsExamples`) multiply the
+    gradient of each example in each layer.
 
     A user's scaling is called with one example at a time (n = 1), and the factors are reduced where
-    they exceed the scaling's bounds (see `one_by_one`).
+    the scaled norms would exceed the scaling's bounds (see `one_by_one`).
 
     A scaling that bounds a norm other than l2 has an attribute `norm` (see
     `fedlgm.training.example_level.norms`).
@@ -191,7 +192,9 @@ class Scaling(Protocol):
     """
 
     def factors(self, norms: Tensor) -> Tensor:
-        """f_ij >= 0 for finite norms [n, K], float64 [n, K]."""
+        """Factor f_ij >= 0 of each layer j and example i, float64 [n, K], for finite norms [n,
+        K].
+        """
 
     def bounds(self, layers: int) -> np.ndarray:
         """Bounds of one example's contribution to each layer, float64 [K].

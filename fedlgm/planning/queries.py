@@ -2,9 +2,9 @@
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
 encoding of this contribution and the decoding of a released mean. A plan adds only the noise scale
-to a query, so it cannot state a bound that the query does not keep. Contributions are also clipped
-to the bound before they are added to a sum. The unit is the unit of the layers' bounds: a client
-or, if the trainer bounds examples, an example.
+to a query, so its bound is always the query's bound. Contributions are also clipped to the bound
+before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if the
+trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fedlgm.planning.layers import SAFETY, LayerTable
 
 @dataclass(frozen=True)
 class AuxiliaryQuery(ABC):
-    """A vector per client (or example), released in the same round as the layers.
+    """A question that each client (or example) answers with a vector. The noisy mean of the answers
+    is released in the same round as the layers.
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
@@ -65,7 +66,7 @@ class AuxiliaryQuery(ABC):
 
     @property
     def size(self) -> int:
-        """Number of coordinates. It is one per layer unless a query overrides this property."""
+        """Number of coordinates: one per layer, unless a query overrides this property."""
         return len(self.sizes)
 
     @property
@@ -81,10 +82,10 @@ class AuxiliaryQuery(ABC):
 
     @abstractmethod
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Estimate from a released, noisy mean [size], float64."""
+        """The estimate that follows from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """The contributions that a plan would release, with the query's present size and bound."""
+        """The contributions that a plan would sum, with the query's present size and bound."""
         return NoisyQuery(self, 0.0).contribution(norms, clip)
 
 
@@ -93,7 +94,7 @@ class AuxiliaryQuery(ABC):
 class NoisyQuery:
     """An auxiliary query with the noise of its release, as a plan holds it.
 
-    The query's size and bound are read once and kept, because a user's query could change them
+    The query's size and bound are read once and stored, because a user's query could change them
     after the charge.
 
     Attributes:
@@ -122,8 +123,8 @@ class NoisyQuery:
         check_at_least_zero(f"query {self.query.name!r}", sigma=self.sigma, bound=self.bound)
 
     def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
-        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
-        count as zero.
+        """The results of the query's `encode`, clipped to `bound`, float32 [b, size]; numbers that
+        are not finite count as zero.
 
         A user's query encodes one row at a time, so that no row can change the answer of another
         row.
@@ -147,8 +148,7 @@ class NoisyQuery:
             values = rows_apart(
                 self.query, lambda query, row: self._encode(query, row, clip.clone()), norms, what
             )
-        # This precedes the measurement of lengths, because the length of a row with a NaN is
-        # unknown.
+        # Lengths are measured only after this, because a row with a NaN has no length.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         wide = (values / largest).to(
@@ -189,7 +189,7 @@ def beside_layers(
 
     Example:
         >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
-        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, for both together
         0.25
     """
     check_at_least_zero(multiplier=multiplier)
@@ -201,7 +201,7 @@ def beside_layers(
 
 
 class _LayerBits(AuxiliaryQuery):
-    """A bit per layer, centred so that each is -1/2 or 1/2."""
+    """One bit for each layer, shifted by -1/2 so that it is -1/2 or 1/2."""
 
     @property
     def bound(self) -> float:
@@ -215,9 +215,10 @@ class _LayerBits(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class BelowBound(_LayerBits):
-    """Bits for the layers in which a client stays within its bounds.
+    """Bits that are set for the layers in which a client's norm is within the bound.
 
-    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", applied to
+        each layer.
 
     Example:
         >>> query = BelowBound((5, 2))
@@ -236,8 +237,8 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Bits that are set for layers with a small share of a client's norm: at most the layer's
-    bound's share of all bounds.
+    """Bits that are set for layers whose share of the norm of a client's update is at most the
+    share of their bound in the norm of all bounds.
 
     Unlike the bits of `BelowBound`, these bits still distinguish layers if every layer's norm
     exceeds its bound.
@@ -261,7 +262,7 @@ class LayerVote(AuxiliaryQuery):
     """A client's vote for the quarter of the layers in which its update is longest. The vote has k
     ones, where k is K / 4 rounded up.
 
-    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
+    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with clients as the voters.
 
     Example:
         >>> vote = LayerVote((5, 2, 5, 2, 5))
@@ -310,7 +311,7 @@ class LayerStrength(AuxiliaryQuery):
 
     @property
     def bound(self) -> float:
-        """1 for all norms of the layers."""
+        """1, whatever the norms of the layers are."""
         return 1.0
 
     @override
@@ -344,12 +345,12 @@ class CutVote(AuxiliaryQuery):
 
     @property
     def size(self) -> int:
-        """One number."""
+        """1, because a vote is one number."""
         return 1
 
     @property
     def bound(self) -> float:
-        """1/2."""
+        """1/2, the magnitude of a vote."""
         return 0.5
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
@@ -400,12 +401,12 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients would confuse with another query. Clients make queries from
+    """Refuse a query that clients would confuse with another query, because they make queries from
     names.
 
     Raises:
-        PrivacyError: the name belongs to another query, or its sizes or options differ from the
-            registered query.
+        PrivacyError: the name belongs to another query, or the query's sizes or options differ from
+            those of the registered query.
     """
     if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(
@@ -416,7 +417,7 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
 
 
 def get(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
-    """The query `name` over layers of these sizes.
+    """The query `name` for layers of these sizes.
 
     Raises:
         ConfigError: there is no such query.

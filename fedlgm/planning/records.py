@@ -31,7 +31,7 @@ class Sampling:
     * "cyclic": every client is assigned to one of b groups for the whole run, independently and at
       random. In round t, counted from 0, all clients of group t mod b take part.
     * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
-      rounds.
+      rounds take part.
     * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
       probability b `rate`.
 
@@ -52,7 +52,8 @@ class Sampling:
             are clients or examples.
 
     Raises:
-        ConfigError: a number is outside its range, or the population cannot keep the separation.
+        ConfigError: a number is outside its range, or the population is too small for the
+            separation.
     """
 
     scheme: Scheme
@@ -123,7 +124,7 @@ class Sampling:
                 f"{int(1 / self.rate + _ROUNDING)} groups or a lower rate"
             )
 
-    def __repr__(self) -> str:  # ledgers are named by this text
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of this text
         shown = ["scheme", "population", "rate", "separation"]
         if self.scheme == "allocation":
             shown += ["participations", "block"]
@@ -131,12 +132,16 @@ class Sampling:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a client's rounds depend on each other. If so, a run keeps its draws."""
+        """Whether a client's rounds depend on each other. If so, a run that is continued draws the
+        same cohorts again.
+        """
         return self.separation is not None or self.block is not None
 
     @property
     def expected(self) -> float:
-        """Public cohort size q N, the denominator of every mean; never the realised count."""
+        """Public cohort size q N, the denominator of every mean; not the actual number of
+        clients.
+        """
         return self.rate * self.population
 
     @property
@@ -214,11 +219,11 @@ class Shares:
         threshold: number t of nodes that must answer; with fewer answers the round is void.
         colluders: number m of nodes that may pass their knowledge, including their own noise, to
             the server.
-        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
+        noise: distribution of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
-        ConfigError: a number is outside its range, there are no more answers than colluders, or the
-            law is unknown.
+        ConfigError: a number is outside its range, the threshold does not exceed the number of
+            colluders, or the distribution is unknown.
     """
 
     threshold: int
@@ -237,11 +242,13 @@ class Shares:
 
     @property
     def law(self) -> IntegerNoise:
-        """The law of the nodes' noise."""
+        """The distribution of the nodes' noise."""
         return integer_noise.get(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form without the default law, because noise is keyed by this text."""
+        """JSON form. It omits the default distribution, so that noise keyed by it stays the
+        same.
+        """
         record = asdict(self)
         if self.noise == integer_noise.DiscreteGaussian.name:
             del record["noise"]
@@ -249,7 +256,7 @@ class Shares:
 
     @property
     def honest(self) -> int:
-        """Number of nodes whose noise counts, t - m."""
+        """Number t - m of nodes on whose noise the guarantee relies."""
         return self.threshold - self.colluders
 
     def check(self, asked: int) -> None:
@@ -257,7 +264,7 @@ class Shares:
         together cannot reach.
 
         Raises:
-            ConfigError: the threshold is below `least_threshold` or above n.
+            ConfigError: the threshold is below `least_threshold` or above `asked`.
         """
         t, m = self.threshold, self.colluders
         least = least_threshold(asked, m)

@@ -22,18 +22,19 @@ from fedlgm.noise.draws import grid_step
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
 
-# most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
+# largest move of a coordinate in one step of Adam, divided by lr: (1 - b1) / sqrt((1 - b2) (1 -
+# b1^2 / b2))
 _ADAM = 7.3
-_ROUNDING = 1 + 1e-4  # rounding of float32 weights over a round's steps
+_ROUNDING = 1 + 1e-4  # margin for the rounding of float32 weights over a round's steps
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """A round's factors on one step's bound and noise."""
+    """Factors that turn the bound and the noise of one step into those of a round."""
 
-    rows: float  # largest number of examples of a step
-    signal: float  # factor on a sum that is the same in every step
-    noise: float  # factor on independent sums
+    rows: float  # largest number of examples in a step
+    signal: float  # factor for a sum that is the same in every step
+    noise: float  # factor for independent sums
 
 
 @lru_cache(maxsize=16)

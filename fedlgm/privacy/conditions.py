@@ -19,8 +19,8 @@ _SAMPLED_REPLACE_ONE = (
 
 
 def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee:
-    """A mechanism's guarantee within a run: relation, trust, requirements on participation, and its
-    condition.
+    """A mechanism's guarantee with the run's relation, trust, unit, conditions on participation,
+    and assumptions.
 
     Args:
         guarantee: the mechanism's guarantee; a second call has no effect.

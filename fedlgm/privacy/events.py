@@ -30,8 +30,8 @@ LARGEST_PURE = 700.0
 class WholeOrdersDpEvent(dp_event.DpEvent):
     """A release whose Renyi divergence at every whole order a >= 2 is at most rho a.
 
-    An order between two whole orders costs as much as the larger whole order, because divergences
-    do not decrease with the order.
+    An order between two whole orders is charged at the larger of them, because divergences do not
+    decrease with the order.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -51,17 +51,17 @@ class AllocationDpEvent(dp_event.DpEvent):
     draws, and stay secret. Other units may know their own rounds. The neighbouring relations are
     add-or-remove-one and zero-out.
 
-    The price of k of T rounds is the price of k independent draws of one round each, out of T // k
-    or T // k + 1 rounds. To see this, divide the T rounds at random into k groups of these sizes,
-    and draw one round of each group. The k rounds are uniform among all sets of k rounds, and the
-    hockey-stick divergence of this mixture over divisions is at most the divergence of one
-    division, because it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section 4).
-    For k = 1 the price is exact, up to the grid. It is also exact for units that take part once in
-    each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes the price of one
-    draw.
+    The charge for k of T rounds is the cost of k independent draws of one round each, out of T // k
+    or T // k + 1 rounds. This is an upper bound: divide the T rounds at random into k groups of
+    these sizes, and draw one round of each group. The k rounds are uniform among all sets of k
+    rounds, and the hockey-stick divergence of this mixture over divisions is at most the divergence
+    of one division, because it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202,
+    section 4). For k = 1 the charge is exact, up to the error of the grid. It is also exact for
+    units that take part once in each of k blocks of equal length.
+    `fedlgm.privacy.random_allocation` computes the cost of one draw.
 
     Attributes:
-        event: one round's release, if the unit takes part for certain.
+        event: one round's release, for a unit that takes part for certain.
         participations: number k of rounds in which the unit takes part, 1 to T.
         rounds: number T of rounds.
 
@@ -100,13 +100,15 @@ class AllocationDpEvent(dp_event.DpEvent):
 
 
 RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
-"""Events of noise in shares, which have a Renyi bound rho a but no known privacy loss
-distribution."""
+"""Events of integer noise that clients add in shares. They have a Renyi bound rho a at order a, but
+no known privacy loss distribution.
+"""
 
 
 @plain_numbers
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
+    """Event of one (Poisson-sampled) Gaussian release; at a multiplier of 0, the event of a release
+    that is not private.
 
     Args:
         multiplier: noise std divided by the largest change of the release by a neighbouring data
@@ -177,12 +179,13 @@ def laplace_event(
     release shifted by a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral
     min(P, exp(e) Q) = 1 - delta(e).
 
-    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. o(e) never
-      falls when the shift shrinks, so a smaller shift is dominated by a larger shift, and
-      sum_i a_i = a may be assumed.
+    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 for e > a and exp(e) for e < -a.
+      o(e) never falls when the shift shrinks, so a smaller shift is dominated by a larger shift,
+      and sum_i a_i = a may be assumed.
     * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
       pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
-      product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
+      product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), which is the
+      scalar's o(e).
     * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.
 
     So delta(e) of the product is at most the scalar's for every real e, in both directions (by
@@ -229,7 +232,7 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
     check_at_least_zero(epsilon=epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
-    # rounded to 1, it would be refused
+    # a parameter that is rounded to 1 would be refused
     replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)
     return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
@@ -304,7 +307,8 @@ def is_private(event: dp_event.DpEvent) -> bool:
         event = event.event
     if isinstance(event, dp_event.ComposedDpEvent):
         return all(map(is_private, event.events))
-    # the square of the inverse of less noise overflows, and accountants would find epsilon 0
+    # with less noise, the square of the inverse multiplier overflows, and accountants would find
+    # epsilon 0
     return not (
         isinstance(event, dp_event.NonPrivateDpEvent)
         or getattr(event, "noise_multiplier", 1) <= 1e-150
@@ -369,9 +373,8 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
 
 def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A field of an event, in which `each` has converted the events. Impossible numbers are
-    refused, because accountants fail at such numbers, and a ledger with such a number could not be
-    read.
+    """A field of an event, with the events in it converted by `each`. Impossible numbers are
+    refused, because accountants fail at them, and a ledger that contained one could not be read.
     """
     if field == "events":
         return [each(part) for part in value]
@@ -384,7 +387,7 @@ def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> A
 
 _OWN = {kind.__name__: kind for kind in (WholeOrdersDpEvent, AllocationDpEvent)}
 _Check = Callable[..., None]
-_FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
+_FIELDS: dict[str, dict[str, _Check | None]] = {  # None: the field holds one event or several
     "NoOpDpEvent": {},
     "NonPrivateDpEvent": {},
     "GaussianDpEvent": {"noise_multiplier": check_at_least_zero},

@@ -18,14 +18,14 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
 _SPARSE = 1000
-"""Number of points up to which `dp_accounting` keeps a dictionary."""
+"""Number of points up to which `dp_accounting` stores the masses in a dictionary."""
 
 
 def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
     """Privacy loss distribution of a Gaussian release of a Poisson sample, under add-or-remove-one.
 
     Args:
-        multiplier: noise std over the bound, > 0.
+        multiplier: noise std divided by the bound, > 0.
         rate: sampling probability, in (0, 1).
         interval: distance of the grid's losses.
 
@@ -82,7 +82,7 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
 def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> np.ndarray:
     """Largest x at which the sampled loss is at least sign times `losses`, float64 [n]."""
     factor, constant = 1 / rate, 1 - 1 / rate
-    # Becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
+    # `plain` becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
     plain = losses + np.log(factor)
     with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is set below
         plain = plain + np.log1p(-np.exp(np.log(-constant) - plain))
@@ -103,6 +103,6 @@ def least_epsilon(pmf: DensePLDPmf, delta: float) -> float:
     """
     largest = (pmf._lower_loss + pmf.size - 1) * pmf._discretization
     losses = itertools.count(largest, -pmf._discretization)
-    # `PLDPmf.get_epsilon_for_delta` adds up NumPy's numbers, which takes twice as long.
+    # `PLDPmf.get_epsilon_for_delta` adds up NumPy scalars, which takes twice as long.
     probs = pmf._probs[::-1].tolist()
     return float(pld_pmf._get_epsilon_for_delta(pmf._infinity_mass, losses, probs, delta))

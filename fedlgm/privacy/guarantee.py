@@ -1,4 +1,4 @@
-"""The statement about a release that is printed beside every epsilon."""
+"""The privacy guarantee of a release, which is printed beside every epsilon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCOUNTING: dict[Accountant, str] = {
     "pld": "privacy loss distributions on a grid, every rounding upwards",
     "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
 }
-"""How each accountant computes, for statements. A new accountant needs a line here."""
+"""How each accountant computes epsilon, in words. A new accountant needs an entry here."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]
@@ -43,8 +43,8 @@ _AT_NODES = re.compile(r"(.*?)(?: at (\d{1,3}) nodes)?")
 
 
 def at_nodes(protection: str, overlap: int) -> str:
-    """A protection of a person's data at up to `overlap` nodes together; at one node if `overlap`
-    is 1.
+    """The text of a protection, extended to a person's data at up to `overlap` nodes together. It
+    is unchanged if `overlap` is 1.
 
     Example:
         >>> at_nodes(ONE_EXAMPLE, 2), at_nodes(ONE_EXAMPLE, 1)
@@ -54,7 +54,7 @@ def at_nodes(protection: str, overlap: int) -> str:
 
 
 def covers(stated: str, wanted: str) -> bool:
-    """Whether releases that protect `stated` protect `wanted`, too, at the same cost.
+    """Whether releases that protect `stated` also protect `wanted`, at the same cost.
 
     Example:
         >>> covers(at_nodes(CLIENT_DATA, 3), at_nodes(ONE_EXAMPLE, 2))
@@ -81,7 +81,7 @@ class Claim(TypedDict, total=False):
     charge. It has one of two keys.
 
     Attributes:
-        epsilon: a figure that is summed over the rows of a participant.
+        epsilon: an epsilon that is summed over the rows of a participant.
         event: JSON form of an event (see `fedlgm.privacy.events.encode`), which the accountant
             composes.
 
@@ -128,8 +128,8 @@ def caveat_of(noise_reproducible: bool) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The status of a privacy claim in words, which every output prints beside epsilon. No code
-    branches on it.
+    """The status of a privacy claim and its reason in words, which every output prints beside
+    epsilon.
 
     Attributes:
         status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is
@@ -143,7 +143,7 @@ class Guarantee:
             sees only the sum).
 
     Raises:
-        ConfigError: a word is unknown, or the reason is not one line of text.
+        ConfigError: a field has an unknown value, or the reason is not one line of text.
     """
 
     status: Status
@@ -198,8 +198,8 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """The guarantee, made conditional on `condition` too. A guarantee that fails does not
-        change.
+        """The guarantee with `condition` as a further condition. A guarantee does not change if its
+        status is "none" or its reason already contains the condition.
 
         Example:
             >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status

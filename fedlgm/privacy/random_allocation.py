@@ -1,20 +1,21 @@
-"""Privacy loss distribution of one participation in a secret round, out of several.
+"""Privacy loss distribution of one participation in one of several rounds, which is drawn secretly.
 
-A unit takes part in one of n rounds, drawn uniformly and kept secret; every round releases a sum
-with Gaussian noise. With noise z times the bound, everything that the n rounds release is a
-function of n numbers. If the unit is present, the numbers follow N(e_i, z^2 I) for the drawn round
-i; if it is absent, they follow N(0, z^2 I). This holds for adaptive rounds, too (Feldman and
-Shenfeld 2025, arXiv 2502.08202, section 3). The likelihood ratio of the two laws is A = (W_1 + ...
-+ W_n) / n, and under the second law the W_i are independent, with W = exp(g / z - 1 / (2 z^2)) for
-a standard Gaussian g. Hence the profiles of removing and adding the unit are
+A unit takes part in one of n rounds, which is drawn uniformly and stays secret; every round
+releases a sum with Gaussian noise. If the noise is z times the bound, everything that the n rounds
+release is a function of n numbers. If the unit is present, the numbers follow N(e_i, z^2 I) for the
+drawn round i; if it is absent, they follow N(0, z^2 I). This also holds for adaptive rounds
+(Feldman and Shenfeld 2025, arXiv 2502.08202, section 3). The likelihood ratio of the two laws
+(distributions) is A = (W_1 + ... + W_n) / n, and under the second law the W_i are independent, with
+W = exp(g / z - 1 / (2 z^2)) for a standard Gaussian g. Hence the profiles of removing and adding
+the unit are
 
     E max(A - e^epsilon, 0)    and    E max(1 - e^epsilon A, 0),
 
 and both are expectations of convex functions of A. This module computes a law of A that is larger
-in convex order: every value of a W or of a partial sum is divided between its two neighbours on a
-geometric grid, with the same mean. So both profiles are upper bounds at every epsilon. The error is
-quadratic in the grid's step; the authors' code (arXiv 2602.17284, package `PLD_accounting`) rounds
-in one direction, and its error is linear in the step.
+in convex order: the mass of every value of a W or of a partial sum is divided between the value's
+two neighbours on a geometric grid so that the mean stays the same. So both profiles are upper
+bounds at every epsilon. The error is quadratic in the grid's step; the authors' code (arXiv
+2602.17284, package `PLD_accounting`) rounds in one direction, and its error is linear in the step.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import ndtr
 
 _REACH = 8.8
-"""Standard deviations beyond which one Gaussian number is cut off, at a mass of 7e-19."""
+"""Number of standard deviations at which a Gaussian number is cut off; the mass beyond is 7e-19."""
 _CUT = 1e-18
-"""Mass that is cut off at either end of a sum."""
+"""Mass that is cut off at each end of a sum."""
 _STEP = 0.02
 """Largest step of the grid of log(W), divided by the standard deviation of log(W) where this
 exceeds 1.
@@ -68,8 +69,8 @@ class _Law(NamedTuple):
         return self.step * np.arange(self.first, self.first + len(self.masses))
 
     def refine(self, step: float) -> _Law:
-        """The same law on a grid with a step that is smaller by a power of two, or the same law if
-        the grid is fine enough.
+        """The same law on a grid of the given step, which is the present step divided by a power of
+        two.
         """
         stride = round(self.step / step)
         masses = np.zeros((len(self.masses) - 1) * stride + 1)
@@ -77,7 +78,7 @@ class _Law(NamedTuple):
         return self._replace(step=step, first=self.first * stride, masses=masses)
 
     def cut(self, mean: float) -> _Law:
-        """A law that is larger in convex order, without values of hardly any mass.
+        """A law that is larger in convex order and has no values of negligible mass at its ends.
 
         Args:
             mean: expectation of the law.
@@ -100,13 +101,14 @@ class _Law(NamedTuple):
 
 
 def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLossDistribution:
-    """Upper bound on the privacy loss of one participation in one of `rounds` secret rounds.
+    """Privacy loss distribution that bounds, from above, one participation in one of `rounds`
+    rounds.
 
     The neighbouring relations are add-or-remove-one and zero-out.
 
     Args:
-        multiplier: noise std of every round over the unit's bound, at least 0.1.
-        rounds: number n of rounds. One of them is drawn uniformly.
+        multiplier: noise std of every round divided by the unit's bound, at least 0.1.
+        rounds: number n of rounds. One of them is drawn uniformly and secretly.
         interval: distance of the grid's losses.
 
     Example:
@@ -125,10 +127,11 @@ def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLos
 
 
 def _on_grid(losses: np.ndarray, masses: np.ndarray, infinite: float, interval: float) -> Any:
-    """Losses divided between the neighbours on the accountant's grid, so that the masses under both
-    laws stay the same (Doroshenko et al. 2022, arXiv 2207.04380).
+    """The distribution of the losses on the accountant's grid. The mass of each loss is divided
+    between its two neighbours so that the masses under both laws stay the same (Doroshenko et al.
+    2022, arXiv 2207.04380).
     """
-    # Larger losses and masses keep the bound an upper bound under rounding.
+    # Losses and masses are increased, so that rounding cannot make the bound too small.
     losses = losses + _ROUNDED * (1 + np.abs(losses))
     places = np.floor(losses / interval).astype(np.int64)
     # Keep sum p and sum p exp(-loss): the share above is
@@ -142,7 +145,7 @@ def _on_grid(losses: np.ndarray, masses: np.ndarray, infinite: float, interval: 
 
 @lru_cache(maxsize=16)
 def _sum_of(count: int, shift: float, coarser: float = 1.0) -> _Law:
-    """The law of W_1 + ... + W_n, from the laws of both halves of the sum."""
+    """The law of W_1 + ... + W_n, computed from the laws of both halves of the sum."""
     spread = math.sqrt(math.expm1(shift**2) / count)  # standard deviation of A
     coarsest = _STEP * max(1.0, shift) * coarser
     last = min(coarsest, _FINE * spread * coarser)
@@ -167,7 +170,9 @@ def _sum_of(count: int, shift: float, coarser: float = 1.0) -> _Law:
 
 
 def _one_ratio(shift: float, step: float) -> _Law:
-    """The law of W = exp(shift g - shift^2 / 2), every value divided between its neighbours."""
+    """The law of W = exp(shift g - shift^2 / 2) on a grid. The mass between two values of the grid
+    is divided between them.
+    """
     first = math.floor((-_REACH * shift - shift**2 / 2) / step)
     last = math.ceil((_REACH * shift + shift**2 / 2) / step)
     logs = step * np.arange(first, last + 1)
@@ -189,15 +194,15 @@ def _one_ratio(shift: float, step: float) -> _Law:
 
 
 def _between(points: np.ndarray) -> np.ndarray:
-    """Gaussian probability of each interval, [m - 1], from the nearer tail."""
+    """Gaussian probability of each interval, [m - 1], computed accurately from the nearer tail."""
     upper = points[:-1] > 0
     tail = ndtr(np.where(upper, -points[:-1], points[1:]))
     return tail - ndtr(np.where(upper, -points[1:], points[:-1]))
 
 
 def _add(one: _Law, other: _Law) -> _Law:
-    """Law of the sum of independent variables on one grid, each value divided between its
-    neighbours.
+    """Law of the sum of two independent variables on one grid. The mass of each value of the sum is
+    divided between its neighbours on the grid.
 
     The distance of a sum from its larger term depends only on the number of steps between the two
     terms: log(x + y) = log y + log(1 + x / y).

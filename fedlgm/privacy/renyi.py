@@ -1,8 +1,8 @@
 """The orders of Renyi divergences at which the epsilon of sampled Gaussian releases is least.
 
 `dp_accounting.rdp` adds up the terms of one order after another. This module sums the terms of all
-orders together and only roughly, to find the few orders whose divergences are worth computing.
-Every stated figure comes from that package.
+orders at once and only roughly, to find the few orders whose divergences are worth computing. Every
+stated epsilon comes from `dp_accounting`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ROUNDING = 1e-6
 def best_orders(
     releases: Iterable[tuple[float, float, int]], delta: float, orders: np.ndarray
 ) -> np.ndarray:
-    """A few orders, which include the order of the least epsilon.
+    """A few of the orders, among them the order at which epsilon is least.
 
-    Epsilon is an upper bound for any choice of orders.
+    For any choice of orders, epsilon is an upper bound.
 
     Args:
         releases: rate in (0, 1), noise multiplier and number of sampled Gaussian releases.

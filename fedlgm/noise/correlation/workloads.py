@@ -1,6 +1,6 @@
 """The linear map A from a run's released vectors to its models: output t = sum_r A[t, r] y_r.
 
-Only the error depends on A, never the privacy claim: everything after a release is post-processing.
+Only the error depends on A, not the cost of the run: everything after a release is post-processing.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Workload:
         return lfilter([1.0], [1.0, -self.decay], moved, axis=0)
 
     def variances(self, coefficients: np.ndarray, rounds: int) -> np.ndarray:
-        """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output,
-        [T].
+        """Variance of each output, [T]: the squared row norms of A C^-1 for a lower-triangular
+        Toeplitz C.
         """
         return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
 

@@ -1,8 +1,8 @@
 """Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as it
 needs.
 
-An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If their
-difference is smaller than the error of float64, the uniform number gets more random bits, and
+To decide an event of probability exp(-g), a uniform number is compared with exp(-g) in float64. If
+their difference is smaller than the error of float64, the uniform number gets more random bits, and
 exp(-g) gets more digits. Rounding therefore adds no delta.
 """
 
@@ -27,7 +27,7 @@ def rejection_sample(size: int, candidates: Callable[[int], np.ndarray]) -> np.n
 
     Args:
         size: number of draws.
-        candidates: function from a number of proposals to the accepted proposals.
+        candidates: function that makes a given number of proposals and returns the accepted ones.
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
@@ -60,12 +60,13 @@ def happens(
     rng: np.random.Generator,
     margin: float | None = None,
 ) -> np.ndarray:
-    """Exact independent events of probabilities exp(-g).
+    """Whether each of n independent events of probability exp(-g) happens, decided exactly.
 
     Args:
         exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin,
             [n].
-        exactly: (index, digits) -> g at this index, with an error of at most 10^-digits.
+        exactly: function from an index and a number of digits to g at this index, with an error of
+            at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.
 
@@ -91,7 +92,7 @@ def is_below_exp(
 
     Args:
         leading: the leading bits.
-        exactly: digits -> g, with an error of at most 10^-digits.
+        exactly: function from a number of digits to g, with an error of at most 10^-digits.
         rng: stream of further bits.
     """
     bits, digits = _BITS, 40
