@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-import fedlgm  # the module `correlation` loads SciPy, which workers do not need
+import fedlgm  # `fedlgm.correlation` is loaded only when used, because it loads SciPy
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError

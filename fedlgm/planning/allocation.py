@@ -57,15 +57,15 @@ def names() -> tuple[str, ...]:
 
 @registers
 def register(name: str, rule: Rule) -> None:
-    """Add an allocation rule for `shares(name, ...)`, and a mechanism of the same name that has
-    every option of the mechanisms of bundled rules.
+    """Add an allocation rule for `shares(name, ...)`, and a mechanism of the same name with the
+    same options as the mechanisms of bundled rules.
 
     The workers of a study or of an engine get the rule from this process. In a recipe that other
     people run, name the rule as "package.module:function" instead.
 
     Args:
         name: a new name.
-        rule: budget shares from public bounds and sizes; see `Rule`.
+        rule: function that computes budget shares from public bounds and sizes; see `Rule`.
 
     Raises:
         ConfigError: the name is taken, or the rule is not a function.
@@ -165,7 +165,8 @@ def spread(
     float64 [K].
 
     Args:
-        share: p_j >= 0, [K]. They must sum to 1 for the release to have multiplier sigma_*.
+        share: budget shares p_j >= 0, [K], which must sum to 1 for the release to have multiplier
+            sigma_*.
         clip: l2 bounds s_j of one unit's contribution to each layer, [K].
         noise_multiplier: sigma_* of the whole release.
 
@@ -190,10 +191,10 @@ def effective_multiplier(
     clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray
 ) -> float:
     """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that
-    equals this release.
+    is equivalent to this release.
 
     Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of
-    this multiplier. The equality also holds in RDP, PLD and GDP accounting and under Poisson
+    this multiplier. The equivalence also holds in RDP, PLD and GDP accounting and under Poisson
     sampling. If a layer has s_j > 0 and sigma_j = 0, the result is 0, which means no privacy.
 
     Args:

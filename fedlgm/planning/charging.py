@@ -130,7 +130,7 @@ class Process:
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
-        """The position that a plan states after `rounds` rounds; None, as the cost does not need
+        """Always None: a plan does not state its position, because its cost does not depend on
         it.
         """
         return None

@@ -22,7 +22,8 @@ small by up to 5e-15.
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
-    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
+    """Bounds s_j = S / sqrt(K) of the rule EqClip (SNR-consistent allocation paper, Section 5.1),
+    float64 [K].
 
     Raises:
         ConfigError: the bound is not finite and positive, or there is no layer.
@@ -37,11 +38,11 @@ def eq_clip(bound: float, layers: int) -> np.ndarray:
 
 
 def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
-    """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
+    """Bounds s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
 
     Args:
         bound: total l2 bound S.
-        norms: m_j >= 0, [K].
+        norms: layer norms m_j >= 0, [K].
         floor: least bound of a layer before normalisation, as a share of S / sqrt(K).
 
     Raises:
@@ -69,8 +70,8 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
     Raises:
         ConfigError: the bound is not finite and positive.
 
-    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between
-        S / sqrt(K) and S.
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2). The l2 norm of the bounds lies
+        between S / sqrt(K) and S.
 
     Example:
         >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
@@ -155,7 +156,7 @@ def next_quantile_bounds(
         clip: bounds s_j of the round that released `below`.
         below: released, noisy shares of clients with ||g_j|| <= s_j.
         bound: total l2 bound S.
-        target: quantile in (0, 1).
+        target: target for the shares, in (0, 1).
         rate: learning rate of the geometric update.
 
     Raises:

@@ -105,7 +105,7 @@ class NoisedInShares(NoisedByClients):
         self._shares.check(round(sampling.expected))
 
     def check_plan(self, plan: Plan) -> None:
-        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it.
+        """Require Gaussian noise for whole clients, and a grid that is fine enough for it.
 
         Raises:
             ConfigError: the plan is not private, its noise is not Gaussian, its trainer bounds
@@ -132,8 +132,8 @@ class NoisedInShares(NoisedByClients):
             IntegerGrid.of(plan)
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """What is wrong if the run assumes too few colluders or has too small a cohort; otherwise
-        empty.
+        """How the run fails to meet the node's conditions, if it assumes too few colluders or has
+        too small a cohort; otherwise empty.
         """
         if self._shares.colluders < max_colluders:
             return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-import fedlgm  # the module `correlation` loads SciPy, which workers do not need
+import fedlgm  # `fedlgm.correlation` is loaded only when used, because it loads SciPy
 from fedlgm.checks import (
     BelowOne,
     Count,
@@ -106,7 +106,7 @@ class LocalSteps:
     is a separate release.
 
     All three attributes are public constants of the run. They are the same for every client and
-    independent of its number of examples.
+    independent of the client's number of examples.
 
     Example:
         >>> steps = LocalSteps(5, 0.1, 32.0)
@@ -115,9 +115,9 @@ class LocalSteps:
         (0.1, 50)
 
     Attributes:
-        count: steps k of a round.
+        count: number k of steps in a round.
         rate: probability q in (0, 1] that an example of the client enters a step's batch.
-        batch: divisor B of a step's noisy sum; never the realised size of the batch.
+        batch: divisor B of a step's noisy sum, which is not the actual size of the batch.
 
     Raises:
         ConfigError: a number is outside its range.
@@ -162,7 +162,8 @@ class RunFacts:
             otherwise None.
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.
-        shares: under distributed trust, the clients whose noise counts; otherwise None.
+        shares: under distributed trust, the nodes on whose noise the guarantee relies; otherwise
+            None.
         assumes: assumptions of the guarantee about a user's model or code, which the library cannot
             prove. The text completes a sentence ("conditional on ..."), and is empty if there are
             no assumptions.

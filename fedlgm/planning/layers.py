@@ -1,6 +1,6 @@
 """The model's layers in order, and one flat float32 vector that holds all of them.
 
-Clipping, noise and accounting work only on the flat vector and a `LayerTable`, so no other module
+Bounds, sums and noise are computed on the flat vector with a `LayerTable`, so no other module
 depends on the order of a `state_dict`.
 """
 

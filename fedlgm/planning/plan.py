@@ -65,7 +65,8 @@ class ReleasePlan:
             the units. The sum refuses contributions that are bounded by the other party.
         claim: the charge that the method's authors would state for the round, if their charge
             differs from `event`.
-        position: number of earlier rounds, if rounds are not charged one by one; see `Method.plan`.
+        position: number of earlier rounds, if rounds are not charged one by one (see
+            `Method.plan`); otherwise None.
         notes: public figures that explain the plan, by name, each [K]; they are logged, and clients
             do not get them.
         freezes: whether clients train only the released layers. The proof does not depend on it.
@@ -312,8 +313,8 @@ class ReleasePlan:
 
     @property
     def protects(self) -> str:
-        """Unit and neighbouring relation of the event, with the number of nodes at which a person
-        may have data if it is above 1; text for the ledger.
+        """Text for the ledger: unit and neighbouring relation of the event and, if above 1, the
+        number of nodes at which a person may have data.
         """
         return at_nodes(f"{self.guarantee.unit}, {self.facts.relation}", self.facts.overlap)
 
@@ -322,7 +323,7 @@ class ReleasePlan:
         """Budget share p_j of each layer, [K]; 0 for layers that are not released. The shares of
         layers and queries sum to 1.
 
-        All shares are 0 for a release without noise or without values.
+        All shares are 0 if no layer is released, or if the release has no noise.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
@@ -348,7 +349,7 @@ class ReleasePlan:
         std(w_t) for correlated noise.
 
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
-        scale of w_t is larger.
+        scale of w_t is usually larger.
         """
         run = None if self.facts.noise is None else charging.of(self.facts).run
         return self.sigma if run is None else self.sigma * run.noise_std[self.place]
@@ -514,8 +515,8 @@ def _equal(left: Any, right: Any) -> bool:
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
     """A release that is not private: it follows an unsound published rule, or has no protection at
-    all. Whatever its noise, its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give
-    the reason.
+    all. Whatever its noise, its event is `NonPrivateDpEvent`. The status of its guarantee must be
+    "none".
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -531,7 +532,7 @@ class UnprotectedPlan(ReleasePlan):
 
     @property
     def event(self) -> privacy.DpEvent:
-        """The event of a release that is not private."""
+        """The event of a release that is not private, whatever its noise."""
         return privacy.events.gaussian_event(0.0)
 
     repeated_event = event

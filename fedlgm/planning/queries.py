@@ -1,4 +1,5 @@
-"""Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
+"""Auxiliary queries: small vectors, mostly computed from layer norms, that are released together
+with the layers.
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
 encoding of this contribution and the decoding of a released mean. A plan adds only the noise scale
@@ -35,8 +36,8 @@ class AuxiliaryQuery(ABC):
 
     Attributes:
         sizes: d_j of the layers, [K]; public.
-        of_data: whether clients answer the query from their data. If so, `encode` gives the answer
-            of clients that abstain.
+        of_data: whether clients answer the query from their data instead of their update's norms.
+            If so, `encode` gives the answer of clients that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -179,10 +180,10 @@ def beside_layers(
     the layers.
 
     Args:
-        kind: the query.
+        kind: class of the query.
         layers: the model's layers.
         multiplier: noise multiplier of the release as a whole.
-        share: in (0, 1).
+        share: the query's share of the budget, in (0, 1).
 
     Raises:
         ConfigError: the multiplier is negative, or the share is out of range.
@@ -237,8 +238,8 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Bits that are set for layers whose share of the norm of a client's update is at most the
-    share of their bound in the norm of all bounds.
+    """Bits that are set for layers whose norm, divided by the norm of the client's whole update, is
+    at most the layer's bound, divided by the norm of all bounds.
 
     Unlike the bits of `BelowBound`, these bits still distinguish layers if every layer's norm
     exceeds its bound.
@@ -354,7 +355,7 @@ class CutVote(AuxiliaryQuery):
         return 0.5
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """The answer of clients that abstain."""
+        """The answer of clients that abstain, which is 0."""
         return norms.new_zeros(len(norms), 1)
 
     def decode(self, mean: Tensor) -> np.ndarray:
@@ -372,7 +373,7 @@ def layer_directions(norms: Tensor) -> Tensor:
     """
     largest = norms.amax(dim=1, keepdim=True)
     usable = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
-    # squares of tiny numbers vanish
+    # this division comes first, because squares of tiny numbers vanish
     part = torch.where(usable, norms / torch.where(usable, largest, 1.0), 0.0)
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
     return part / length.clamp(min=1.0)  # the largest norm is then 1

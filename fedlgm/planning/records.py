@@ -32,8 +32,8 @@ class Sampling:
       random. In round t, counted from 0, all clients of group t mod b take part.
     * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
       rounds take part.
-    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
-      probability b `rate`.
+    * "grouped-poisson": clients are assigned to groups as in "cyclic". In each round of its group,
+      a client takes part with probability b `rate`.
 
     Example:
         >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
@@ -163,7 +163,8 @@ class Sampling:
         """Probability that a round draws at least one of these clients, or an upper bound on this
         probability.
 
-        Poisson draws are independent of each other; the draws of a fixed cohort are not.
+        Poisson draws are independent of each other. For all other schemes, the sum of the clients'
+        rates is an upper bound.
 
         Raises:
             ConfigError: `clients` is not a whole number of at least 1.
@@ -246,8 +247,8 @@ class Shares:
         return integer_noise.get(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form. It omits the default distribution, so that noise keyed by it stays the
-        same.
+        """JSON form. It omits the default distribution, so that the keys of noise, which depend on
+        this form, stay the same.
         """
         record = asdict(self)
         if self.noise == integer_noise.DiscreteGaussian.name:

@@ -1,5 +1,5 @@
 """The trust models: who adds the noise of a release, and what follows from this. Each trust model
-is one object, whose methods contain the differences between the models.
+is one object, whose methods contain everything that differs between the models.
 
 >>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
 ['central']
@@ -43,8 +43,8 @@ class Adversary(NamedTuple):
         nodes: number of nodes whose noise the adversary does not know.
         rate: rate of the sampling that amplifies a release against this adversary.
         epsilon: the stated epsilon of the whole run.
-        released: function (exact contribution or sum [plan.size], plan, keys, round) -> the part of
-            a release that the adversary sees.
+        released: function from an exact contribution or sum [plan.size], a plan, keys and a round
+            to the part of the release that the adversary sees.
     """
 
     name: str
@@ -94,8 +94,8 @@ class NoisedBy:
         return 1.0 if sampling.scheme == "min-separation" else sampling.within_group
 
     def noises_in_sum(self, contributors: float) -> float:
-        """Variance of the noise in a sum of `contributors` contributions, relative to planned
-        noise.
+        """Variance of the noise in a sum of `contributors` contributions, divided by the variance
+        that the plan states.
         """
         return 1.0
 
@@ -127,8 +127,8 @@ class NoisedBy:
         """Refuse a plan that cannot be carried out under this trust model (ConfigError)."""
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """What a run offers where it does not meet a node's conditions on sums with its peers;
-        empty if the run meets all conditions.
+        """How a run fails to meet a node's conditions on sums with its peers; empty if it meets
+        them.
         """
         return ""
 
@@ -182,7 +182,7 @@ class NoisedBy:
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
         """Copy of a contribution [plan.size] with the noise on which the guarantee relies; None if
-        this noise is the noise of one release.
+        this is the noise of a single release.
         """
         return None
 
@@ -240,7 +240,8 @@ NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), Noise
 
 
 def hides_answers(trusts: Iterable[str]) -> bool:
-    """Whether the server may see clients' messages only in a sum under one of these trust models.
+    """Whether, under at least one of these trust models, the server may see clients' messages only
+    in a sum.
 
     Example:
         >>> hides_answers(["local", "central"])

@@ -4,7 +4,7 @@ the plan.
 If the sum bounds whole updates, the plan's bound limits a client's upload. If a trainer bounds
 examples, a client adds up all of its examples, and without a cap an upload of any size would count.
 The cap is the largest upload that bounds, noise and the expected number of examples of a step
-permit. Clients clip to the cap after adding noise, which costs no privacy. A server counts larger
+permit. Clients clip to the cap after adding noise, which is post-processing. A server counts larger
 uploads as zero.
 """
 
@@ -22,8 +22,8 @@ from fedlgm.noise.draws import grid_step
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
 
-# largest move of a coordinate in one step of Adam, divided by lr: (1 - b1) / sqrt((1 - b2) (1 -
-# b1^2 / b2))
+# (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), the largest move of a coordinate in one step of Adam,
+# divided by lr
 _ADAM = 7.3
 _ROUNDING = 1 + 1e-4  # margin for the rounding of float32 weights over a round's steps
 

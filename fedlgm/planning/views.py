@@ -54,7 +54,9 @@ class Facts(Protocol):
 
     @property
     def shares(self) -> Shares | None:
-        """Under distributed trust, the clients whose noise counts; otherwise None."""
+        """Under distributed trust, the nodes on whose noise the guarantee relies; otherwise
+        None.
+        """
 
     def budget(self) -> tuple[float, float]:
         """The run's budget (epsilon, delta)."""

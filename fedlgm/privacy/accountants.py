@@ -64,8 +64,8 @@ def _one_of_rounds(multiplier: float, rounds: int, interval: float) -> Any:
 
 
 class PldAccountant(PLDAccountant):
-    """Google's PLD accountant, which also composes `pure_event`s and `AllocationDpEvent`s among
-    events of add-or-remove-one.
+    """Google's PLD accountant, which also composes `pure_event`s and `AllocationDpEvent`s under
+    add-or-remove-one.
 
     It caches the distributions of single releases, because a run composes the same release more and
     more often.

@@ -119,7 +119,7 @@ class AttackRates:
 
     @property
     def mu(self) -> float:
-        """Smallest mu of a Gaussian release whose profile lies nowhere below this profile.
+        """Smallest mu of a Gaussian release whose profile is nowhere below this profile.
 
         The profiles are compared up to epsilon = 16 and where delta is at least 1e-10. The result
         is infinite if delta rounds to 1 at some epsilon (for Gaussian noise from a mu of about 14),
@@ -194,7 +194,7 @@ class AttackRates:
 
 
 def percent(share: float) -> str:
-    """An upper bound on a share as a percentage of two digits, rounded up.
+    """A share as a percentage with two significant digits, rounded up.
 
     Example:
         >>> percent(0.17401), percent(0.0005034), percent(1.0)
@@ -326,7 +326,7 @@ def _lowest_lines(
     intercepts = np.concatenate([deltas, 1 - (1 - deltas) / ratios])
     slopes = np.concatenate([ratios, 1 / ratios])
     lowest: list[tuple[float, float, float]] = []
-    for place in np.lexsort((intercepts, -slopes)):  # the steepest first, the lowest of each slope
+    for place in np.lexsort((intercepts, -slopes)):  # the steepest line first
         since, intercept, slope = -math.inf, float(intercepts[place]), float(slopes[place])
         if lowest and slope == lowest[-1][2]:
             continue

@@ -1,4 +1,4 @@
-"""Digest of a sequence of values. It chains a ledger's rows and names messages."""
+"""Digest of a sequence of values, which chains the rows of a ledger and names messages."""
 
 from __future__ import annotations
 

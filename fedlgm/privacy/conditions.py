@@ -23,7 +23,7 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
     and assumptions.
 
     Args:
-        guarantee: the mechanism's guarantee; a second call has no effect.
+        guarantee: the mechanism's guarantee, or a result of this function, which does not change.
         facts: the run's facts.
         family: the noise's family.
 

@@ -1,8 +1,8 @@
 """Accounting of integer noise that several parties add in shares. The server sees only the sum.
 
-Every party adds its share to integers before they are summed under secure aggregation. A party that
-colludes with the server or drops out contributes no noise. The accounted noise is therefore only
-the sum of the honest parties' shares.
+Every party adds its share of the noise to its integers before they are summed under secure
+aggregation. A party that colludes with the server or drops out contributes no noise. The accounted
+noise is therefore only the sum of the honest parties' shares.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def distributed_epsilon(
     """Epsilon against a server that sees every round's noisy integer sum and its participants.
 
     Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2
-    has an l1 norm of at most d2 min(sqrt(d), d2).
+    has an l1 norm of at most d2 min(sqrt(d), d2), where d is the dimension.
 
     Args:
         noise: distribution, "discrete-gaussian" or "skellam" (`fedlgm.noise.integer_noise.LAWS`).

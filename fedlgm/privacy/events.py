@@ -180,8 +180,8 @@ def laplace_event(
     min(P, exp(e) Q) = 1 - delta(e).
 
     * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 for e > a and exp(e) for e < -a.
-      o(e) never falls when the shift shrinks, so a smaller shift is dominated by a larger shift,
-      and sum_i a_i = a may be assumed.
+      o(e) does not decrease when the shift decreases, so a smaller shift is dominated by a larger
+      shift, and sum_i a_i = a may be assumed.
     * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
       pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
       product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), which is the
@@ -295,7 +295,7 @@ def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
 
 
 def is_private(event: dp_event.DpEvent) -> bool:
-    """Whether an event has any privacy bound; False for releases that are not private.
+    """Whether an event has any privacy bound.
 
     Example:
         >>> is_private(gaussian_event(1.0)), is_private(repeat_event(gaussian_event(0.0), 3))

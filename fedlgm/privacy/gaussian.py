@@ -1,7 +1,7 @@
 """Exact privacy of one Gaussian release: conversions between epsilon, delta and mu.
 
-`mu` is the l2 distance between the means of two neighbouring releases, in noise standard
-deviations. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
+`mu` is the l2 distance between the means of two neighbouring releases, in standard deviations of
+the noise. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
 release with noise multiplier z has mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z.
 The neighbouring relation is the relation of the sensitivity from which mu was computed. Privacy
 profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
@@ -61,8 +61,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
-            noise.
+        mu: see the module's docstring; >= 0, and infinite without noise.
         epsilon: privacy budget, >= 0.
 
     Returns:
@@ -86,8 +85,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
-            noise.
+        mu: see the module's docstring; >= 0, and infinite without noise.
         delta: target delta, in (0, 1).
 
     Returns:
@@ -143,9 +141,7 @@ def _mills(x: float) -> float:
 
 
 def _one_term_root(epsilon: float, tail: float) -> float:
-    """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small
-    tails.
-    """
+    """Root in mu of Q(epsilon/mu - mu/2) = tail, computed without cancellation for small tails."""
     q = -float(scipy.special.ndtri(tail))
     root = math.sqrt(q * q + 2 * epsilon)
     return 2 * epsilon / (root + q) if q > 0 else root - q

@@ -27,7 +27,7 @@ def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
     Args:
         multiplier: noise std divided by the bound, > 0.
         rate: sampling probability, in (0, 1).
-        interval: distance of the grid's losses.
+        interval: distance between neighbouring losses on the grid.
 
     Example:
         >>> once = sampled_gaussian(1.0, 0.1, 1e-3)

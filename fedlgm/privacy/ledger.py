@@ -2,12 +2,12 @@
 process.
 
 Every row is one release. A release that is repeated after a crash with the same noise key and
-inputs has the same bits and the same row; with fresh noise it has a second row. The ledger may show
-more than was released (after a crash between charge and release), never less.
+inputs has the same bits and the same row; a release that is repeated with fresh noise has a second
+row. The ledger may show more than was released (after a crash between charge and release), never
+less.
 
-In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is the
-position of the round in the run. The row's event is the cost that this round adds to the cost of
-the earlier rounds.
+In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`), a row's event is the
+cost that its round adds to the cost of the run's earlier rounds.
 
 All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of
 different units or relations do not add up. Either all rows state the same protection or none states
@@ -324,8 +324,8 @@ class Ledger:
             accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`)
                 was charged.
             through: last round to count; default: all.
-            abandoned: number of first rows that count whatever their round is. This includes
-                attempts that later attempts do not repeat.
+            abandoned: number of rows at the beginning of the ledger that count whatever their round
+                is, so that abandoned attempts are included.
         """
         with self._translate_errors():
             return self._spending(through, abandoned).epsilon(delta, accountant)

@@ -70,7 +70,7 @@ def create(path: Path, owner: str) -> None:
         data = db.serialize()
     try:
         create_durably(path, data, PUBLIC)
-    except OSError as error:  # SQLite explains other errors better
+    except OSError as error:  # SQLite will explain other errors better
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"the ledger {path} cannot be created, and nothing was released"
             raise LedgerError(explain_failure(what, error)) from error

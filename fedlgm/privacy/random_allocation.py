@@ -47,7 +47,7 @@ _ROUNDED = 1e-11
 
 
 class _Law(NamedTuple):
-    """A nonnegative random variable with values on a geometric grid, or zero.
+    """The distribution of a random variable whose values are 0 or lie on a geometric grid.
 
     Attributes:
         step: step h of the grid of exp(h j).
@@ -101,15 +101,15 @@ class _Law(NamedTuple):
 
 
 def one_of_rounds(multiplier: float, rounds: int, interval: float) -> PrivacyLossDistribution:
-    """Privacy loss distribution that bounds, from above, one participation in one of `rounds`
-    rounds.
+    """Privacy loss distribution that bounds the loss of one participation in one of `rounds` rounds
+    from above.
 
     The neighbouring relations are add-or-remove-one and zero-out.
 
     Args:
         multiplier: noise std of every round divided by the unit's bound, at least 0.1.
         rounds: number n of rounds. One of them is drawn uniformly and secretly.
-        interval: distance of the grid's losses.
+        interval: distance between neighbouring losses on the accountant's grid.
 
     Example:
         >>> once = one_of_rounds(1.0, 10, 1e-3)

@@ -22,7 +22,7 @@ _MOST = 1000
 _SMALL = -30.0
 """Logarithm of the ratio of the last term to the sum at which a sum ends, as in `dp_accounting`."""
 _ROUNDING = 1e-6
-"""An upper bound on the difference in a sum that another order of summation can make."""
+"""An upper bound on the change of a sum whose terms are added in another order."""
 
 
 def best_orders(
@@ -33,7 +33,7 @@ def best_orders(
     For any choice of orders, epsilon is an upper bound.
 
     Args:
-        releases: rate in (0, 1), noise multiplier and number of sampled Gaussian releases.
+        releases: triples (rate in (0, 1), noise multiplier, number) of sampled Gaussian releases.
         delta: target delta in (0, 1).
         orders: Renyi orders above 1, [n].
 

@@ -59,8 +59,8 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
     Args:
         expected_runs: mean of the number of runs; invalid values are refused as by
             `selection_event`.
-        law: see `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
-            (Definition 1 at eta = 0).
+        law: see `selection_event`; under "logarithmic", P(k) is proportional to (1 - gamma)^k / k
+            for k >= 1 (Definition 1 at eta = 0).
         generator: a secret stream.
 
     Example:

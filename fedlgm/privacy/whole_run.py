@@ -85,8 +85,8 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema: how far one client can move the run, as a multiple of the
-        client's bound.
+        """sens(C) under the schema: how far one client can move C x, as a multiple of the client's
+        bound.
         """
         return self.noise.sensitivity(self.separation)
 
