@@ -40,7 +40,7 @@ class DiskError(RunError):
 
 
 class DivergedError(RunError):
-    """A training in which a value of the model became infinite or NaN. The results of the earlier
+    """Training in which a value of the model became infinite or NaN. The results of the earlier
     rounds remain.
 
     Attributes:
@@ -61,7 +61,9 @@ class MemoryWarning(Notice):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the CPU or on a GPU: PyTorch's allocators have no common error."""
+    """Whether memory ran out, on the CPU or on a GPU. PyTorch's allocators raise different
+    errors.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -39,7 +39,7 @@ _REASONS = _OF_DISKS | {
 PRIVATE = 0o600
 """Mode of a file that only its owner may read or write."""
 PUBLIC = 0o666
-"""Mode of a file that others may read as far as the process's umask permits."""
+"""Mode of a file that others may read and write as far as the process's umask permits."""
 
 
 def path_of(name: str, value: Any) -> Path:

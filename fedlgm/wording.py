@@ -82,7 +82,7 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     Args:
         name: the unknown name.
         known: the known names.
-        others: other accepted values; mentioned if no known name is similar.
+        others: other accepted values, which are mentioned if no known name is similar.
         listed: command that lists the known names, if they are too many for a message.
 
     >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")

@@ -2,7 +2,7 @@
 `fedlgm.noise.release` chooses between the two.
 
 `draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model
-updates. Every draw takes a named stream of `fedlgm.noise.keys`; no function reads a global
+updates. Every draw uses a named stream of `fedlgm.noise.keys`; no function reads a global
 generator.
 """
 

@@ -126,8 +126,8 @@ class IntegerGrid:
 
     @property
     def noise_over_central(self) -> float:
-        """Ratio of the noise in a sum of all nodes to the noise that a trusted server would add at
-        the same epsilon: sqrt(n / (t - m)).
+        """Standard deviation of the noise in a sum of all nodes, divided by that of the noise which
+        a trusted server would add at the same epsilon: sqrt(n / (t - m)).
         """
         return math.sqrt(self.asked / (self.threshold - self.colluders))
 
@@ -181,8 +181,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
     """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
     from this condition, the rounding has no bias.
 
-    A draw that violates the condition is repeated; after 20 failures the values are multiplied by 1
-    - 2^-8. If the grid is much finer than bound / sqrt(d), the first draw meets the condition.
+    A draw that violates the condition is repeated; after 20 failures the values are multiplied by
+    255/256. If the grid is much finer than bound / sqrt(d), the first draw meets the condition.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -237,7 +237,7 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
     2^(bits-1)).
 
     Args:
-        bits: bits of a word.
+        bits: number of bits of a word.
         deviation: standard deviation of the noise in the sum, in grid units.
         coordinates: number of coordinates.
         reach: largest absolute value of the sum without noise.
@@ -260,7 +260,7 @@ def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> i
         asked: number of nodes.
         units: l2 bound of each contribution, in grid units.
         deviation: standard deviation of the noise in the sum, in grid units.
-        coordinates: coordinates of the sum.
+        coordinates: number of coordinates of the sum.
 
     Example:
         >>> bits_needed(100, 600, 600.0, 26_010), bits_needed(1000, 12_000, 12_000.0, 11_200_000)

@@ -19,7 +19,7 @@ import numpy as np
 from fedlgm.errors import ConfigError
 from fedlgm.libraries import torch
 
-_ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
+_ROOT_LIMIT = 2**128  # a root has four words of 32 bits, after which SeedSequence mixes the path
 
 
 class Purpose(IntEnum):
@@ -80,7 +80,7 @@ class KeyRing:
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes | memoryview) -> KeyRing:
-        """A separate ring for every sequence of `facts`. It is secret if this ring is secret."""
+        """A different ring for each sequence of `facts`, which is secret if this ring is secret."""
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little"))
@@ -116,7 +116,7 @@ class KeyRing:
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream. The name determines its whole 19,968-bit state.
 
-        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so two of forty
+        For the CPU generator, `Generator.manual_seed` uses only 32 bits of a seed, so two of forty
         thousand layers would share a stream with probability 0.17. The state is therefore written
         directly.
         """

@@ -176,7 +176,7 @@ def release(
         run_noise: the noise of the run so far, if the plan's noise is correlated over rounds.
 
     Returns:
-        `total`, now safe to publish under `plan.guarantee`.
+        `total`, which may now be published under `plan.guarantee`.
 
     Raises:
         ConfigError: the backend does not run on the device of `total`, or `total` has another type.

@@ -111,7 +111,9 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource[R
 
 
 Draw = Callable[[KeyRing, int], Tensor]
-"""(ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits."""
+"""A function from a ring and a round to z of that round, N(0, 1), float64 [size]. Equal arguments
+give equal bits.
+"""
 
 
 class NoiseRings:

@@ -29,7 +29,8 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 MOST_ROUNDS = 1_000_000
-# rounds times coefficients; this many take seconds, in a server and in a node's service
+# largest product of rounds and coefficients; accounting for it takes seconds, also in the service
+# of a node
 _MOST_PRODUCTS = 10**9
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
@@ -160,7 +161,9 @@ class Correlation:
     # --- matrices
 
     def matrix(self) -> np.ndarray:
-        """C, float64 [T, T], lower triangular and Toeplitz; row T cuts off the last columns."""
+        """C, float64 [T, T], lower triangular and Toeplitz; its last columns are cut off at row
+        T.
+        """
         return toeplitz(self._pad(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
@@ -190,7 +193,7 @@ class Correlation:
         Args:
             min_separation: b >= 1; a client that took part in round t takes part again in round t +
                 b at the earliest.
-            max_participations: most participations of one client; None: ceil(T / b).
+            max_participations: largest number of participations of one client; None: ceil(T / b).
 
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most
@@ -255,9 +258,10 @@ class Correlation:
         by which one participation shifts C x.
 
         Suppose that every client belongs to one of at least `bands` groups. In each round of its
-        group, the client takes part with probability p, decided by a secret coin. The run then
-        costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier s / (c times
-        this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        group, the client takes part with probability p, decided by a secret draw. The run then
+        costs at most as much as ceil(T / groups) Poisson-sampled Gaussians of rate p and noise
+        multiplier s / (c times this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem
+        4).
         """
         return self._rounded_up(
             float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max())

@@ -44,7 +44,7 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
         9.0
     """
     rounds = values.shape[-1]
-    rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: the best from round i on
+    rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: best sum from i on
     if most >= participations(rounds, separation):
         # A block of b rounds holds at most one participation: take round i and continue at i + b, or
         # skip it.
@@ -152,7 +152,7 @@ def rounded_up(squared: float, rounds: int) -> float:
     """Square root of a computed sum of non-negative terms, never below the square root of the exact
     sum.
 
-    The margin covers the errors of up to 4 T rounded additions and multiplications.
+    The margin covers 4 (T + 2) relative rounding errors of doubles.
 
     Example:
         >>> 2.0 < rounded_up(4.0, rounds=100) < 2.0 + 1e-12

@@ -71,7 +71,7 @@ def _backward(c: np.ndarray, gradient: np.ndarray, output: np.ndarray) -> np.nda
     """Gradient with respect to c of a function of output = C^-1 a, given the gradient with respect
     to the output.
     """
-    solved = lfilter([1.0], c, gradient[::-1])[::-1]  # C^-T
+    solved = lfilter([1.0], c, gradient[::-1])[::-1]  # times C^-T
     return -np.array([solved[j:] @ output[: output.size - j] for j in range(c.size)])
 
 

@@ -68,7 +68,7 @@ PREFIX = Workload()
 
 
 def as_workload(workload: str | Workload) -> Workload:
-    """A workload by name ("prefix"), or the object itself.
+    """The workload of the name "prefix", or a given `Workload` itself.
 
     Raises:
         ConfigError: the name is unknown.
