@@ -62,7 +62,7 @@ def path_of(name: str, value: Any) -> Path:
     except (
         TypeError,
         ValueError,
-    ) as error:  # also if there are zero bytes or characters that UTF-8 cannot encode
+    ) as error:  # a ValueError for zero bytes and for characters that UTF-8 cannot encode
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
@@ -102,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also if a number has thousands of digits or lists are nested too deeply
+    ) as error:  # also for numbers of thousands of digits and for deeply nested lists
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -334,7 +334,7 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
     or write it.
 
     Args:
-        path: the file. Its folder is created if there is none.
+        path: the file. Its folder is created if it does not exist.
         mode: "a" to append, "w" to overwrite.
     """
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)

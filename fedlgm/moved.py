@@ -157,9 +157,7 @@ class _Former(MetaPathFinder, InspectLoader):
         return ModuleSpec(fullname, self, origin=spec.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module under its present name, with a warning if the former name is
-        deprecated.
-        """
+        """Return the module under its present name, and warn if the former name is deprecated."""
         name = new_name(spec.name) or ""
         if ".".join(spec.name.split(".")[:2]) not in SHORT:
             warnings.warn(f"{spec.name} is now {name}", DeprecationWarning, stacklevel=2)

@@ -72,7 +72,7 @@ FOREIGN = {
     "fraction_fit": "rate",
     "fraction_train": "rate",
 }
-"""Names of settings in other libraries, with the names of the same settings here."""
+"""Names of settings in other libraries, with the names of the same settings in this library."""
 
 
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:

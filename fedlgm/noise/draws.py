@@ -165,11 +165,12 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
     """Fill each row with unit noise from its stream, in single precision, and draw the tail again
     in double precision.
 
-    With single-precision uniforms, a normal ends at 5.77 standard deviations and an exponential at
-    16.6, and both are coarse shortly before their ends. One client's change moves many coordinates,
-    so in a large model the coarse ends alone would exceed a usual delta. A value beyond
-    `_TAIL_NORMAL` or `_TAIL_EXPONENTIAL` is therefore replaced by a draw from the exact conditional
-    distribution. This concerns about one value in two or three thousand and takes hardly any time.
+    With uniform numbers in single precision, normal numbers end at 5.77 standard deviations and
+    exponential numbers at 16.6, and both are coarse shortly before their ends. One client's change
+    moves many coordinates, so in a large model the coarse ends alone would exceed a usual delta. A
+    value beyond `_TAIL_NORMAL` or `_TAIL_EXPONENTIAL` is therefore replaced by a draw from the
+    exact conditional distribution. This concerns about one value in two or three thousand and takes
+    hardly any time.
     """
     if family == "gaussian":
         for row, stream in zip(out.unbind(), streams, strict=True):
@@ -207,8 +208,8 @@ def _tail_probability() -> float:
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
-    """Flat indices of values beyond `limit` in magnitude (NumPy searches three times as fast as
-    torch here).
+    """Flat indices of the values whose magnitude exceeds `limit`. NumPy finds them three times as
+    fast as torch.
     """
     return np.flatnonzero(np.abs(values) > limit)
 

@@ -24,7 +24,7 @@ from fedlgm.planning.views import Plan
 BITS = 32
 """Bits of a word; sums are taken modulo 2^BITS."""
 WRAP = 1e-9
-"""Largest probability that any coordinate of an honest round's sum leaves the range of a word."""
+"""Largest probability that a coordinate of a sum of honest nodes leaves the range of a word."""
 
 _FINEST = 2**24
 _LEAST_UNITS = 4

@@ -104,8 +104,8 @@ class KeyRing:
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
-        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape
-        [count]).
+        """Draw `count` 32-bit words from the named stream, for generators that take a key (uint32,
+        shape [count]).
         """
         return _state(self.sequence(purpose, *path), count)
 

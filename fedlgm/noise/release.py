@@ -207,7 +207,7 @@ def local_release(
     """One client's release under local trust: its bounded update plus the client's own noise.
 
     The noise depends on the bounded contribution. If the client's data have changed, the same
-    request gets new noise, a new name and a new charge. Otherwise it gets the same bits.
+    request gets new noise, a new name and a new charge. Otherwise, it gets the same bits as before.
 
     Args:
         updates: the client's update, [1, D]; None for a client without data, which releases only
@@ -261,7 +261,8 @@ def local_releases(
         updates: one row for each client, [b, D]; None for clients without data, which release only
             noise.
         plan: see `local_release`.
-        keys: the clients' ring; a client's noise also depends on its number and its contribution.
+        keys: the ring of all these clients; a client's noise also depends on the client's number
+            and contribution.
         round: see `local_release`.
         clients: the clients' numbers, [b].
         backend: see `release`.

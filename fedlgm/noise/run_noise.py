@@ -191,8 +191,8 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. If `keys` are secret, the ring also depends on the
-        rings of all earlier rounds.
+        """The ring from which a round's noise is drawn. If `keys` are secret, the ring also depends
+        on the rings of all earlier rounds.
 
         The same sum after different earlier releases is a different release. With the same z, the
         difference of two such releases would reveal the difference of the earlier sums without

@@ -41,7 +41,7 @@ _SHARES: Registry[Rule] = Registry(
 
 MECHANISMS: Registry[Any] = Registry("mechanism")
 """The mechanisms that are not rules, by name. `fedlgm.mechanisms` fills this registry. No rule may
-have the name of a mechanism in it.
+have the same name as one of them.
 """
 
 
@@ -171,7 +171,7 @@ def spread(
         noise_multiplier: sigma_* of the whole release.
 
     Returns:
-        sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be
+        sigma_j of the SUM of contributions; `inf` for layers with p_j = 0, which must not be
         released.
 
     Raises:
@@ -190,7 +190,7 @@ def spread(
 def effective_multiplier(
     clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray
 ) -> float:
-    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that
+    """Noise multiplier sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2) of the Gaussian mechanism that
     is equivalent to this release.
 
     Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of
@@ -216,7 +216,7 @@ def effective_multiplier(
 
 
 def floor_digits(value: float, digits: int) -> float:
-    """`value` >= 0, rounded down to `digits` significant digits.
+    """Round `value` >= 0 down to `digits` significant digits.
 
     >>> floor_digits(2 / 3, 4)
     0.6666
@@ -228,7 +228,7 @@ def floor_digits(value: float, digits: int) -> float:
 
 
 def _check_lengths(least: int, **vectors: np.ndarray) -> None:
-    """Refuse two arrays unless both are vectors of the same length, which is at least `least`."""
+    """Require that both arrays are vectors of the same length, which is at least `least`."""
     (first, left), (second, right) = vectors.items()
     if left.ndim != 1 or left.shape != right.shape or left.size < least:
         raise ConfigError(

@@ -57,7 +57,7 @@ class _Mechanism(Protocol):
         """Cost of each round relative to a release at the run's multiplier."""
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run whose rounds are charged together, if this mechanism does not allow it."""
+        """Refuse a run whose rounds are charged together, if this mechanism has no such runs."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Process:
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
-        """Always None: a plan does not state its position, because its cost does not depend on
+        """Always None: plans state no position, because the cost of a round does not depend on
         it.
         """
         return None

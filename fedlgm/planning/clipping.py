@@ -95,7 +95,7 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
-        plan: the plan that released it.
+        plan: the plan of this release.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -114,7 +114,7 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
-        plan: the plan that released it.
+        plan: the plan of this release.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -130,7 +130,7 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
     """Squared norm of each layer of a released mean, and the expected squared norm of the noise in
-    it; 0 for layers that are not released.
+    the layer; both are 0 for layers that are not released.
     """
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.

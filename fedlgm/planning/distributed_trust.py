@@ -165,8 +165,8 @@ class NoisedInShares(NoisedByClients):
         return self._shares.law.event(multiplier)
 
     def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian multiplier, or a slightly larger one (to a relative accuracy of 1e-6) if the
-        noise of the shares costs more than Gaussian noise.
+        """The Gaussian multiplier if it meets the budget, otherwise a slightly larger multiplier
+        that does, to a relative accuracy of 1e-6.
         """
         if within(gaussian):
             return gaussian
@@ -191,8 +191,8 @@ class NoisedInShares(NoisedByClients):
     def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor:
-        """The opened sum of the honest nodes, of which one contributes `exact` and the others only
-        noise.
+        """The opened sum of the honest nodes, of which one contributes `exact` with noise and the
+        others only noise.
         """
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
 
@@ -205,8 +205,8 @@ class NoisedInShares(NoisedByClients):
         round: int,
         backend: NoiseBackend = "cpu",
     ) -> Tensor:
-        """The opened sum of `nodes` nodes, of which one contributes `exact` and the others only
-        noise.
+        """The opened sum of `nodes` nodes, of which one contributes `exact` with noise and the
+        others only noise.
         """
         total, none = torch.zeros(2, plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
@@ -216,7 +216,7 @@ class NoisedInShares(NoisedByClients):
         return _open_sum(total, plan)
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
-        """The server and the readers. The server knows who takes part and the noise of its
+        """The server and the readers. The server knows who takes part, and knows the noise of its
         colluders. Readers know neither.
         """
         shares, event = (

@@ -73,8 +73,8 @@ def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound
 
 
 def cut_row_to_level(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """`cut_to_level` for one update [D] on the CPU, with norms that are accurate for layers of any
-    size.
+    """Apply `cut_to_level` to one update [D] on the CPU, with norms that are accurate for layers of
+    any size.
 
     Example:
         >>> cut_row_to_level(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()

@@ -218,9 +218,7 @@ class LayerTable:
         return flat.split(self._lengths, dim=-1)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views into `flat` ([D], or [B, D] for a stack of models) by parameter name; nothing is
-        copied.
-        """
+        """For each parameter name, a view into `flat` ([D], or [B, D] for a stack of models)."""
         lead = flat.shape[:-1]
         return {
             s.name: flat[..., s.offset : s.offset + s.size].view((*lead, *s.shape))
@@ -278,7 +276,7 @@ class LayerTable:
         return torch.tensor(squares, dtype=torch.float64)
 
     def norms(self, flat: Tensor, p: int = 2) -> Tensor:
-        """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
+        """The l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
 
         Raises:
             ConfigError: `p` is another number, or the vector has another length and p = 2.
@@ -364,7 +362,7 @@ def _chunks(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """Squared norm, computed with Python's numbers where possible, because every call of PyTorch
+    """Squared norm, computed with Python numbers where possible, because every call of PyTorch
     takes some microseconds for each layer and client.
     """
     full_size = vector.shape[0] - vector.shape[0] % _CHUNK

@@ -415,8 +415,8 @@ class ReleasePlan:
 
     @cached_property
     def trained(self) -> Tensor | None:
-        """1 for each coordinate that clients train, otherwise 0, float32 [D]; None if clients train
-        all coordinates.
+        """Mask with 1 for each coordinate that clients train and 0 for the others, float32 [D];
+        None if clients train all coordinates.
         """
         if not self.freezes or self.complete:
             return None

@@ -93,7 +93,7 @@ class AuxiliaryQuery(ABC):
 @sealed
 @dataclass(frozen=True)
 class NoisyQuery:
-    """An auxiliary query with the noise of its release, as a plan holds it.
+    """An auxiliary query with the scale of its noise, as a part of a plan.
 
     The query's size and bound are read once and stored, because a user's query could change them
     after the charge.
@@ -402,8 +402,8 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients would confuse with another query, because they make queries from
-    names.
+    """Refuse a query that clients would confuse with another query, because clients make queries
+    from their names.
 
     Raises:
         PrivacyError: the name belongs to another query, or the query's sizes or options differ from

@@ -302,8 +302,8 @@ def largest_norm(part: Part, family: str) -> float:
 
 
 def gaussian_norm(size: int) -> float:
-    """l2 norm that `size` standard normal numbers exceed with a negligible probability, from the
-    tail of the chi-square distribution.
+    """The l2 norm that `size` standard normal numbers exceed with a negligible probability,
+    computed from the tail of the chi-square distribution.
 
     Raises:
         ConfigError: `size` is not a whole number of at least 0.

@@ -42,10 +42,10 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
     """Largest l2 norm of each released part of one client's upload, [parts], under a plan that
     bounds examples.
 
-    A step adds up at most as many examples as a Poisson batch of the expected size holds (except
-    with probability 1e-15), each within its bound. Under local trust SGD moves a client by lr / B
-    times k such sums and their noise, and by more with momentum. Adam moves no coordinate by more
-    than 7.3 lr per step.
+    Except with probability 1e-15, a step adds up no more examples than a Poisson batch of the
+    expected size contains, each within its bound. Under local trust, SGD moves a client's model by
+    lr / B times k such sums and their noise, and by more with momentum. Adam moves no coordinate by
+    more than 7.3 lr per step.
 
     Args:
         plan: a plan with `bounded_by` "trainer".

@@ -75,7 +75,7 @@ class Plan(Protocol):
 
     @property
     def family(self) -> Family:
-        """Family of the noise."""
+        """Distribution family of the noise."""
 
     @property
     def bounded_by(self) -> str:

@@ -230,7 +230,8 @@ def _directions(distribution: Any) -> list[DensePLDPmf]:
 
 
 def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
-    """delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), for e >= 0.
+    """Upper bounds on delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), e >=
+    0.
 
     `PLDPmf.get_delta_for_epsilon` computes the same value in a loop over all losses, which takes a
     hundred times as long.

@@ -63,7 +63,7 @@ _NEGLIGIBLE = 1e-6  # relative change of delta that is smaller than the grid's e
 _LARGEST_MULTIPLIER = 1e7
 SMALLEST_MULTIPLIER = 0.05  # smallest calibrated multiplier, even if the budget allows less noise
 _TOLERANCE = 1e-6  # relative, on the calibrated multiplier
-_KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
+_KEPT = 1e-8  # relative; plans round multipliers down to nine digits
 _CONFIRMED = 1e-4  # largest share of the target epsilon that a cached multiplier may leave unspent
 
 

@@ -97,7 +97,8 @@ class AttackRates:
         return group
 
     def tpr(self, false_positive_rate: float) -> float:
-        """Largest true-positive rate of an attack with this false-positive rate, both in [0, 1].
+        """Largest true-positive rate of an attack with this false-positive rate. Both are in [0,
+        1].
 
         Raises:
             ConfigError: the rate is out of range.
@@ -127,7 +128,7 @@ class AttackRates:
         delta, which bounds delta by the same number at all larger epsilons. The mu of a group of k
         units is k times as large. A Gaussian release of sensitivity 1 and standard deviation 1 / mu
         has exactly the profile of mu. The profiles of Laplace noise and of other pure guarantees
-        are far below it.
+        are far below the profile of their mu.
         """
         return self.units * self._mu_of_one
 

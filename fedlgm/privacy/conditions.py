@@ -25,7 +25,7 @@ def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee
     Args:
         guarantee: the mechanism's guarantee, or a result of this function, which does not change.
         facts: the run's facts.
-        family: the noise's family.
+        family: distribution family of the noise.
 
     Example:
         >>> from fedlgm.planning.facts import Sampling

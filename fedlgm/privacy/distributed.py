@@ -58,7 +58,7 @@ def distributed_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    """Epsilon against a server that sees every round's noisy integer sum and its participants.
+    """Epsilon against a server that sees the noisy integer sum and the participants of every round.
 
     Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2
     has an l1 norm of at most d2 min(sqrt(d), d2), where d is the dimension.
@@ -69,7 +69,7 @@ def distributed_epsilon(
             the noise of all honest parties together (Skellam).
         parties: number of honest parties whose noise is in the sum.
         sensitivity: l2 distance by which a neighbouring data set moves the integer sum: the bound
-            in grid units (zero-out or add-remove), twice the bound (replace-one).
+            in grid units (zero-out or add-remove), or twice the bound (replace-one).
         dimension: number of coordinates of the sum.
         rounds: number of releases.
         delta: target delta in (0, 1).

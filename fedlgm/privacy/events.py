@@ -54,11 +54,11 @@ class AllocationDpEvent(dp_event.DpEvent):
     The charge for k of T rounds is the cost of k independent draws of one round each, out of T // k
     or T // k + 1 rounds. This is an upper bound: divide the T rounds at random into k groups of
     these sizes, and draw one round of each group. The k rounds are uniform among all sets of k
-    rounds, and the hockey-stick divergence of this mixture over divisions is at most the divergence
-    of one division, because it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202,
-    section 4). For k = 1 the charge is exact, up to the error of the grid. It is also exact for
-    units that take part once in each of k blocks of equal length.
-    `fedlgm.privacy.random_allocation` computes the cost of one draw.
+    rounds, and this mixture over divisions costs at most as much as one division, because the
+    hockey-stick divergence is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section
+    4). For k = 1 the charge is exact, up to the error of the grid. It is also exact for units that
+    take part once in each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes
+    the cost of one draw.
 
     Attributes:
         event: one round's release, for a unit that takes part for certain.
@@ -239,7 +239,7 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
 
 @plain_numbers
 def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
-    """`event` under Poisson sampling at `sampling_rate`; the event itself at rates that round to 1.
+    """The event of `event` under Poisson sampling; `event` itself at rates that round to 1.
 
     Example:
         >>> event = gaussian_event(2.0)
@@ -253,7 +253,7 @@ def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.D
 
 
 def repeat_event(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
-    """`count` releases of one event as one event; for a single release, the event itself.
+    """The event of `count` releases of `event`; `event` itself if `count` is 1.
 
     Raises:
         ConfigError: the count is not a whole number of at least 1.
@@ -269,7 +269,8 @@ def repeat_event(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
 
 
 def unfold_event(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
-    """`count` releases of an event, with repetitions inside the event multiplied out.
+    """An event without repetitions inside it, and the number of its releases that equals `count`
+    releases of `event`.
 
     Raises:
         ConfigError: the number of releases is not a whole number of at least 0.

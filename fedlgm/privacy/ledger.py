@@ -110,11 +110,12 @@ class Ledger:
             round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key; the same key in the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
-            claim: the charge that the method's authors would state, if it differs from the event;
-                {"epsilon": e} is summed.
+            claim: the charge that the method's authors would state, if it differs from the event
+                (see `Claim`).
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the
                 ledger states it.
-            guarantee: the guarantee of a user's mechanism in words, because no recipe states it.
+            guarantee: the guarantee of a user's mechanism, because no recipe states it; otherwise
+                None.
 
         Raises:
             ConfigError: an argument is outside its range, or the event has an impossible number.
@@ -400,7 +401,7 @@ class Ledger:
         )
 
     def noise_keys(self) -> set[tuple[int, int, str]]:
-        """(round, client, fingerprint of the noise key) of all rows."""
+        """Triples (round, client, fingerprint of the noise key) of all rows."""
         return set(self._rows("SELECT round, client, key FROM charges"))
 
     def keys_of(self, round: int, after: int = 0) -> list[str]:
@@ -434,8 +435,8 @@ class Ledger:
         )
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on. These are the releases that an
-        interrupted run had already charged.
+        """Triples (round, client, key) of all clients' rows from `round` on. These are the releases
+        that an interrupted run had already charged.
         """
         return self._rows(
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round

@@ -124,8 +124,8 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Within the block, keep other runs from holding a ledger. The lock is on a file beside the
-    ledger, which is not deleted.
+    """Within the block, keep other runs from holding a ledger. The lock is on a separate file
+    beside the ledger. This file is never deleted.
 
     If the lock were on the ledger itself, closing it would release the locks that SQLite holds on
     the ledger in this process.

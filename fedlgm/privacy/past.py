@@ -57,7 +57,7 @@ class Past:
             charged: pairs (event, number of releases). If no number has decreased since the last
                 call, only the new releases are composed.
             delta: in [0, 1).
-            further: cost of one more release.
+            further: event of the further release.
             accountant: "pld" or "rdp"; Renyi divergences are summed again in every call, which
                 takes hardly any time.
         """
@@ -101,5 +101,5 @@ class Past:
             accountant.compose(decode(json.loads(kind)), count)
         self._composed[fineness] = counts, accountant
         if len(self._composed) > _GRIDS:
-            del self._composed[next(iter(self._composed))]  # the one used least recently
+            del self._composed[next(iter(self._composed))]  # least recently used
         return accountant

@@ -34,8 +34,8 @@ _REACH = 8.8
 _CUT = 1e-18
 """Mass that is cut off at each end of a sum."""
 _STEP = 0.02
-"""Largest step of the grid of log(W), divided by the standard deviation of log(W) where this
-exceeds 1.
+"""Largest step of the grid of log(W), in units of the standard deviation of log(W) if that exceeds
+1.
 """
 LEAST_MULTIPLIER = 0.1
 """Least noise multiplier for which this module has grids. With less noise, the secrecy of the round

@@ -52,8 +52,9 @@ def best_orders(
 
 @lru_cache(maxsize=32)
 def _rough(rate: float, multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Divergences with an error of about 1e-13, [n]; infinite where the sum does not converge. They
-    are sums of both integrals of section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530).
+    """Divergences with an error of about 1e-13, [n]; infinite where the sum does not converge. Each
+    is the sum of the two integrals of section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv
+    1908.10530).
     """
     middle = multiplier**2 * math.log(1 / rate - 1) + 0.5
     logs = np.full(len(orders), math.inf)

@@ -44,7 +44,7 @@ MARGIN = 1e-7
 
 @dataclass(frozen=True)
 class WholeRun:
-    """A noise process under a participation schema.
+    """A run as one mechanism: its correlated noise, its sampling and its neighbouring relation.
 
     Example:
         >>> from fedlgm import correlation
@@ -85,8 +85,8 @@ class WholeRun:
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema: how far one client can move C x, as a multiple of the client's
-        bound.
+        """Sensitivity sens(C) under the sampling: how far one client can move C x, as a multiple of
+        the client's bound.
         """
         return self.noise.sensitivity(self.separation)
 

@@ -182,7 +182,7 @@ class Correlation:
     # --- sensitivities
 
     def sensitivity(self, min_separation: int, max_participations: int | None = None) -> float:
-        """sens(C) for clients that take part at least `min_separation` rounds apart.
+        """Sensitivity sens(C) for clients that take part at least `min_separation` rounds apart.
 
         If s is the scale of the noise s w and c bounds the norm of each contribution of a client,
         the whole run is one Gaussian mechanism of noise multiplier s / (c sens(C)) under zero-out
@@ -231,9 +231,9 @@ class Correlation:
         """Root of the increase of the squared sensitivity by each round, (sens_{t+1}^2 -
         sens_t^2)^(1/2), float64 [T].
 
-        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
-        the charges compose to the cost of the rounds released so far. The figure is 0 where a round
-        adds nothing. Arguments and errors are as in `sensitivity`.
+        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this value),
+        the charges compose to the cost of the rounds released so far. The value is 0 for a round
+        that adds nothing. Arguments and errors are those of `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):

@@ -94,7 +94,7 @@ def earliest_pattern(
 ) -> np.ndarray:
     """Sum of the columns 0, b, 2b, ... of C, at most k of them, [T].
 
-    For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv
+    For decreasing coefficients this pattern has the largest norm (Kalinin and Lampert 2024, arXiv
     2405.13763, Theorem 2), also in every leading block of C.
 
     Example:
@@ -109,7 +109,7 @@ def earliest_pattern(
 
 
 def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
-    """sens(C)^2 by an exact formula if one applies, otherwise an upper bound; not rounded.
+    """Squared sensitivity sens(C)^2 if an exact formula applies, otherwise an upper bound on it.
 
     The formula is exact for decreasing coefficients, for at most `separation` coefficients (columns
     of different participations are then orthogonal for any signs), and for one participation. The

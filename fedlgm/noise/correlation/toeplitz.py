@@ -41,7 +41,8 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
         workload: workload of the error.
         rounds: number T of rounds.
         bands: number of coefficients, at most T.
-        reduce: "mean" minimises the root mean square of the outputs' errors, "max" the largest one.
+        reduce: "mean" minimises the root mean square of the outputs' errors, "max" the largest
+            error.
     """
     start = square_root(workload, bands)
     if bands == 1:

@@ -96,8 +96,8 @@ def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
-    """h(x) = ln(p(mean) / p(mean + x)) of Poisson probabilities in float64, without cancellation
-    (Loader 2000).
+    """The log ratio h(x) = ln(p(mean) / p(mean + x)) of Poisson probabilities in float64, computed
+    without cancellation (Loader 2000).
     """
     middle, k = float(mean), mean + x.astype(np.float64)
     # With m the mean, ln(k / m) = 2 atanh(v), so
@@ -127,7 +127,7 @@ def _stirling(k: np.ndarray) -> np.ndarray:
 
 
 def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
-    """h(x), with an error of at most 10^-digits."""
+    """The log ratio h(x) with an error of at most 10^-digits."""
     import mpmath
 
     with mpmath.workdps(digits + 40):  # the terms have up to 25 digits before the point
