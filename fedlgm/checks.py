@@ -117,7 +117,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         what: name of the option.
         value: the value.
         known: the known names, or a `Literal` that lists them.
-        owner: beginning of the message.
+        owner: see `check_positive`.
 
     Raises:
         ConfigError: the value is unknown.
@@ -156,7 +156,7 @@ def check_fields(owner: str, record: Any) -> None:
     annotations of the class's nearest base class in this package apply.
 
     Args:
-        owner: beginning of the message.
+        owner: see `check_positive`.
         record: the object.
 
     Raises:
@@ -200,8 +200,8 @@ _PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
-    """Check one value against its annotation. Annotations with types that a recipe cannot contain
-    are ignored.
+    """Check one value against its annotation. Annotations with types that no recipe can contain are
+    ignored.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

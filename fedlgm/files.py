@@ -102,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also for numbers of thousands of digits and for deeply nested lists
+    ) as error:  # numbers of thousands of digits and deeply nested lists cause other errors
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -207,7 +207,7 @@ def disk_errors(folder: Path, what: str) -> Iterator[None]:
     one sentence. Other errors are raised unchanged.
 
     Args:
-        folder: the folder.
+        folder: the folder that the block works on.
         what: noun for the folder in the message.
 
     Raises:

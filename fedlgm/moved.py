@@ -1,4 +1,5 @@
-"""Former names of modules, which work for one more release, and short public names, which remain.
+"""Former names of modules, which work for one more release, and short public names of modules,
+which remain valid.
 
 A former name gives the module itself, with a DeprecationWarning that states the new name.
 """
@@ -126,7 +127,7 @@ _MOVED = {
 
 
 def new_name(name: str) -> str | None:
-    """Return the present name of a module that had another name before; None for any other name.
+    """Return the present name for a former or short name of a module; None for any other name.
 
     >>> new_name("fedlgm.example_level.engine"), new_name("fedlgm.errors")
     ('fedlgm.training.example_level.engine', None)

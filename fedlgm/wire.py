@@ -35,7 +35,7 @@ SECRET = "fedlgm.secret"
 
 # keys of the metric record
 DISCARDED = "discarded"
-CLIENT_COUNT = "num-clients"  # clients in the block, which is public
+CLIENT_COUNT = "num-clients"  # number of clients in the block, which is public
 
 # message type of `clients.published_client`
 TRAIN_NORMS = "train.norms"

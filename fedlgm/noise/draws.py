@@ -40,7 +40,7 @@ def draw(
     Args:
         family: "gaussian" (`scale` is the standard deviation) or "laplace" (`scale` is the
             parameter b, std sqrt(2) b).
-        scale: non-negative scales, broadcast against `size`; a zero scale gives exactly zero.
+        scale: non-negative scales, broadcast to `size`; a zero scale gives exactly zero.
         rng: stream to draw from.
         size: shape of the result; by default the shape of `scale`.
 
@@ -215,5 +215,5 @@ def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
 
 
 def _positive_uniform(count: int, stream: torch.Generator) -> np.ndarray:
-    """Uniform on multiples of 2^-53 in (0, 1], float64 [count]."""
+    """Uniform draws from the multiples of 2^-53 in (0, 1], float64 [count]."""
     return 1.0 - torch.rand(count, generator=stream, dtype=torch.float64).numpy()

@@ -22,7 +22,7 @@ from fedlgm.noise.integer_noise import IntegerNoise
 from fedlgm.planning.views import Plan
 
 BITS = 32
-"""Bits of a word; sums are taken modulo 2^BITS."""
+"""Number of bits of a word; sums are taken modulo 2^BITS."""
 WRAP = 1e-9
 """Largest probability that a coordinate of a sum of honest nodes leaves the range of a word."""
 
@@ -134,10 +134,10 @@ class IntegerGrid:
     def share(
         self, contribution: np.ndarray, rounding: np.random.Generator, noise: np.random.Generator
     ) -> np.ndarray:
-        """One node's contribution in grid units with the node's noise.
+        """One node's contribution, rounded to the grid, plus the node's noise.
 
         Args:
-            contribution: bounded by the plan, float64 [size].
+            contribution: the contribution, within the plan's bounds, float64 [size].
             rounding: stream of the rounding.
             noise: stream of the noise, which must not be used for another sum.
 
@@ -212,8 +212,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
 
 
 def words(values: np.ndarray) -> np.ndarray:
-    """Whole numbers, int64 or float64, modulo 2^32 as uint32; words are added by NumPy's wrapping
-    addition.
+    """Reduce whole numbers, int64 or float64, modulo 2^32 to uint32. NumPy adds such words modulo
+    2^32.
 
     Example:
         >>> words(np.array([-1, 2**32 + 5])).tolist()
@@ -223,7 +223,7 @@ def words(values: np.ndarray) -> np.ndarray:
 
 
 def centred(total: np.ndarray) -> np.ndarray:
-    """Words as whole numbers in [-2^31, 2^31), int64.
+    """Convert words to whole numbers in [-2^31, 2^31), int64.
 
     Example:
         >>> centred(words(np.array([-1, 7])) + words(np.array([-1, -9]))).tolist()

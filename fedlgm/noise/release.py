@@ -111,7 +111,7 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum. The arguments are those of `release`.
+        """The noise for this sum. The arguments are those of `release`.
 
         Raises:
             ConfigError: the sum is neither float32 nor float64.
@@ -138,7 +138,7 @@ class Noising:
 
     def add_(self) -> Tensor:
         """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE calling
-        this. The errors are those of `release`.
+        this method. The errors are those of `release`.
         """
         return self.source.add_(
             self.total, self.plan, self.ring, self.round, self.party, self.backend
@@ -155,7 +155,7 @@ def release(
     run_noise: RunNoise | None = None,
 ) -> Tensor:
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE
-    calling this.
+    calling this function.
 
     The result is differentially private under the relation `plan.facts.relation`, at the cost
     `plan.event`.

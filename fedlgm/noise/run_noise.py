@@ -1,9 +1,9 @@
 """Draws a release's noise, which is independent or correlated with the noise of all rounds so far.
 
 Correlated noise of round t is w_t, row t of C^-1 z, where each z_r is independent and drawn with
-the ring of round r. The key rings of the past rounds are therefore the whole state, and a resumed
-run draws the same bits as an uninterrupted run. Rings and releases together reveal the sums, so the
-rings must stay as secret as the sums.
+the ring of round r. The key rings of the past rounds are therefore the complete state, and a
+resumed run draws the same bits as an uninterrupted run. Rings and releases together reveal the
+sums, so the rings must stay as secret as the sums.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class NoiseRings:
         self._rings: dict[int, KeyRing] = {}
 
     def keep(self, round: int, ring: KeyRing) -> None:
-        """Remember the ring of a round (from 1) before that round is released."""
+        """Store the ring of a round (from 1) before that round is released."""
         self._rings[round] = ring
 
     def first(self, rounds: int) -> list[KeyRing]:

@@ -57,7 +57,9 @@ class _Mechanism(Protocol):
         """Cost of each round relative to a release at the run's multiplier."""
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run whose rounds are charged together, if this mechanism has no such runs."""
+        """Refuse a run whose rounds are charged together if this mechanism does not support such
+        runs.
+        """
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class NoisedInShares(NoisedByClients):
 
         Raises:
             ConfigError: the plan is not private, its noise is not Gaussian, its trainer bounds
-                other units, or the grid is too coarse.
+                contributions, or the grid is too coarse.
         """
         from fedlgm.noise.integer import IntegerGrid
 
@@ -261,7 +261,7 @@ class NoisedInShares(NoisedByClients):
     def readers_epsilon(self, facts: Facts, rounds: int) -> float:
         """Epsilon after some rounds against readers of released models who are not nodes.
 
-        Such readers do not see who took part. The releases hold the noise of all nodes that
+        Such readers do not see who took part. The releases contain the noise of all nodes that
         answered, which are at least as many as the threshold.
         """
         return _readers_epsilon(
@@ -358,7 +358,8 @@ class IntegerShares:
         party: int,
         backend: NoiseBackend,
     ) -> Tensor:
-        """Add one party's noise to `total` in place. Every backend draws it on the CPU.
+        """Add one party's noise to `total` in place. The noise is drawn on the CPU by every
+        backend.
 
         Raises:
             ConfigError: the sum is in single precision, which cannot hold 32-bit words.

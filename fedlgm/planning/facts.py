@@ -44,10 +44,10 @@ class LocalTraining:
         momentum: momentum of "sgd".
         epochs: passes over the client's own data.
         batch_size: examples per step; the last batch of an epoch may be smaller.
-        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does
-            not clip.
+        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None
+            disables clipping.
         weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before
-            every step: with "adam" this is AdamW. None does not decay.
+            every step: with "adam" this is AdamW. None disables the decay.
 
     Raises:
         ConfigError: the optimizer is unknown, a number is outside its range, momentum is given for

@@ -53,7 +53,7 @@ def level(squares: Tensor, bound: float) -> Tensor:
 
 
 def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """Updates [b, D] in which no layer's norm exceeds the update's `level`. Values that are not
+    """Cut updates [b, D] so that no layer's norm exceeds the update's `level`. Values that are not
     finite do not change.
 
     Args:

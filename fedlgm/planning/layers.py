@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.libraries import Tensor, torch
 
-# elements; a float32 sum of this many has a relative error below 128 / 2^24, in any order
+# number of elements whose float32 sum, in any order, has a relative error below 128 / 2^24
 _CHUNK = 128
 # names of LoRA factors in `peft` and `fedlgm.training.models.adapters`
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")
@@ -197,7 +197,7 @@ class LayerTable:
 
     @cached_property
     def size(self) -> int:
-        """D, the length of the flat vector."""
+        """Length D of the flat vector."""
         return int(self.offsets[-1])
 
     def as_single_layer(self) -> LayerTable:

@@ -345,8 +345,8 @@ class ReleasePlan:
 
     @property
     def round_sigma(self) -> np.ndarray:
-        """Scale of the noise that is added in this round, [K]: sigma for independent noise, sigma
-        std(w_t) for correlated noise.
+        """Scale of the noise that is added in this round, [K]: sigma for independent noise, and
+        sigma times std(w_t) for correlated noise.
 
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
         scale of w_t is usually larger.
@@ -423,8 +423,8 @@ class ReleasePlan:
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
 
     def equals(self, other: ReleasePlan, **more: Any) -> bool:
-        """Whether another plan has the same type and fields as this plan would have with the values
-        `more` in place of its own.
+        """Whether another plan has the type and the fields of this plan, with the values in `more`
+        in place of this plan's values.
         """
         mine = {name: getattr(self, name) for name in _FIELDS} | more
         return type(self) is type(other) and all(
@@ -463,8 +463,8 @@ class ReleasePlan:
     @staticmethod
     @lru_cache(maxsize=16)
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
-        """Inverse of `to_json`. A plan for another number of layers is refused, because its shapes
-        differ.
+        """Inverse of `to_json`. A plan for another number of layers is refused, because its arrays
+        have other shapes.
 
         Most rounds of a run send the same text. Equal texts return the same plan object, which is
         safe because plans do not change.

@@ -3,9 +3,9 @@ with the layers.
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
 encoding of this contribution and the decoding of a released mean. A plan adds only the noise scale
-to a query, so its bound is always the query's bound. Contributions are also clipped to the bound
-before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if the
-trainer bounds examples, an example.
+to a query, so the plan's bound is always the query's bound. Contributions are also clipped to the
+bound before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if
+the trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AuxiliaryQuery(ABC):
     is released in the same round as the layers.
 
     Attributes:
-        sizes: d_j of the layers, [K]; public.
+        sizes: public sizes d_j of the layers, [K].
         of_data: whether clients answer the query from their data instead of their update's norms.
             If so, `encode` gives the answer of clients that abstain.
 
@@ -93,7 +93,7 @@ class AuxiliaryQuery(ABC):
 @sealed
 @dataclass(frozen=True)
 class NoisyQuery:
-    """An auxiliary query with the scale of its noise, as a part of a plan.
+    """An auxiliary query with the scale of its noise, as plans contain it.
 
     The query's size and bound are read once and stored, because a user's query could change them
     after the charge.
@@ -133,12 +133,12 @@ class NoisyQuery:
         Args:
             norms: see `AuxiliaryQuery.encode`.
             clip: see `AuxiliaryQuery.encode`.
-            given: the clients' own answers [b, size], which replace the result of `encode`, see
+            given: answers of the clients [b, size], which replace the result of `encode`; see
                 `fedlgm.aggregation.contributions.AnsweredUpdates`.
 
         Raises:
             ConfigError: answers have another shape.
-            PrivacyError: a user's `encode` remembers rows.
+            PrivacyError: a user's `encode` keeps information about other rows.
         """
         if given is not None:
             values = self._check_shape(given, norms)
@@ -176,8 +176,8 @@ class NoisyQuery:
 def beside_layers(
     kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
 ) -> tuple[tuple[NoisyQuery], float]:
-    """A query that takes a share of a release's budget, and the noise multiplier that remains for
-    the layers.
+    """Make a query that takes a share of a release's budget, and compute the noise multiplier that
+    remains for the layers.
 
     Args:
         kind: class of the query.
@@ -275,7 +275,7 @@ class LayerVote(AuxiliaryQuery):
 
     @property
     def votes(self) -> int:
-        """k: number of layers that a client votes for."""
+        """Number k of layers that a client votes for."""
         return -(-len(self.sizes) // 4)
 
     @property
@@ -320,7 +320,7 @@ class LayerStrength(AuxiliaryQuery):
         return SAFETY * layer_directions(norms)
 
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Mean shares, at least 0, float64 [K]."""
+        """Released mean of each layer's share, at least 0, float64 [K]."""
         return np.maximum(mean.double().numpy(), 0.0)
 
 

@@ -1,4 +1,6 @@
-"""Records that facts and plans hold: the sampling, the shares of the noise, and a released part."""
+"""Records that facts and plans contain: the sampling, the shares of the noise, and a released
+part.
+"""
 
 from __future__ import annotations
 
@@ -288,7 +290,7 @@ class Part(NamedTuple):
         name: name of the layer or query.
         size: number of coordinates.
         clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
-        sigma: noise scale that one noising party adds (std, or Laplace scale b).
+        sigma: scale of the noise that one noising party adds (std, or Laplace scale b).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts

@@ -169,7 +169,7 @@ class NoisedBy:
         return ()
 
     def source(self) -> NoiseSource[Plan] | None:
-        """Source of the noise under this trust model; None for
+        """Source of the noise under this trust model; None if the source is
         `fedlgm.noise.run_noise.Independent`.
         """
         return None

@@ -62,7 +62,7 @@ _NEGLIGIBLE = 1e-6  # relative change of delta that is smaller than the grid's e
 
 _LARGEST_MULTIPLIER = 1e7
 SMALLEST_MULTIPLIER = 0.05  # smallest calibrated multiplier, even if the budget allows less noise
-_TOLERANCE = 1e-6  # relative, on the calibrated multiplier
+_TOLERANCE = 1e-6  # relative tolerance of the calibrated multiplier
 _KEPT = 1e-8  # relative; plans round multipliers down to nine digits
 _CONFIRMED = 1e-4  # largest share of the target epsilon that a cached multiplier may leave unspent
 
@@ -377,8 +377,7 @@ Merged = tuple[tuple[str, int], ...]
 
 
 def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float, Merged]:
-    """The events, with equal events counted together and all Gaussian releases without sampling
-    merged into one.
+    """Count equal events together, and merge all Gaussian releases without sampling into one.
 
     Args:
         events: pairs (event, number of compositions).
@@ -410,7 +409,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
 def _unfold(
     events: Iterable[tuple[dp_event.DpEvent, int]],
 ) -> Iterator[tuple[dp_event.DpEvent, int]]:
-    """The events, with repetitions inside an event multiplied out and allocations split into single
+    """Multiply out the repetitions inside events, and split allocations into single
     participations.
     """
     for event, count in events:

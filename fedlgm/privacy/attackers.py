@@ -281,7 +281,7 @@ def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpE
 
 @lru_cache(maxsize=64)
 def _deltas(precision: float, others: Merged) -> np.ndarray:
-    """Upper bounds on delta at `_EPSILONS` of merged events; read-only."""
+    """Upper bounds on delta at `_EPSILONS` for merged events; the array is read-only."""
     if not others:
         deltas = _gaussian_deltas(np.sqrt(precision), _EPSILONS) * (1 + 1e-12)
     else:

@@ -30,8 +30,9 @@ part.
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
 """For each neighbouring relation, how far a neighbouring data set moves a sum, as a multiple of one
-unit's bound. With "zero-out" the schedule of participations is the same, and the unit's
-contributions become zero."""
+unit's bound. With "zero-out" the schedule of participations stays the same, and the unit's
+contributions become zero.
+"""
 
 CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
 COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
@@ -99,7 +100,7 @@ class AttackFigures(TypedDict):
     """Bounds on attacks, for JSON.
 
     Attributes:
-        tpr: true-positive rate by false-positive rate.
+        tpr: largest true-positive rate at each false-positive rate.
         advantage: see `fedlgm.privacy.AttackRates`.
         mu: see `fedlgm.privacy.AttackRates`; None instead of infinity.
 
@@ -139,8 +140,8 @@ class Guarantee:
         unit: the data by which neighbouring data sets differ: "client", "example" or "user".
         relation: the neighbouring relation: "add-remove", "replace-one" or "zero-out".
         trust: "central" (the server sees bounded contributions and adds the noise), "local" (each
-            client adds its own noise) or "distributed" (clients add it in shares, and the server
-            sees only the sum).
+            client adds its own noise) or "distributed" (clients add the noise in shares, and the
+            server sees only the sum).
 
     Raises:
         ConfigError: a field has an unknown value, or the reason is not one line of text.

@@ -230,11 +230,11 @@ class Ledger:
     def verify(
         self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False
     ) -> Head:
-        """Check the whole ledger against its own hashes, its owner and heads that were kept
+        """Check the whole ledger against its own hashes, its owner and heads that were stored
         elsewhere.
 
         Args:
-            anchors: heads that checkpoints, results or people have kept.
+            anchors: heads that were stored in checkpoints, in results or by people.
             owner: the run's identity according to its recipe; None skips this check.
             contiguous: whether every round between the first and the last charged one must be
                 present.
@@ -459,7 +459,7 @@ class Ledger:
         return ledger_file.hold(self.path)
 
     def close(self) -> None:
-        """Flush the write-ahead log into the file and close it."""
+        """Write the write-ahead log into the ledger's file, and close the file."""
         with closing(self._db), self._translate_errors():
             if not self._reading:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -178,7 +178,8 @@ def _one_ratio(shift: float, step: float) -> _Law:
     logs = step * np.arange(first, last + 1)
     # log W = s g - s^2 / 2 at the Gaussian number g = log W / s + s / 2.
     points = logs / shift + shift / 2
-    # P(W in a cell) and E[W; cell] over its lower end: exp(s g - s^2 / 2) tilts the law of g by s.
+    # P(W in a cell), and E[W; cell] divided by the cell's lower end; exp(s g - s^2 / 2) tilts the
+    # law of g by s.
     mass, moment = _between(points), _between(points - shift) * np.exp(-logs[:-1])
     # Two points with the cell's mass and mean: lower end 1, upper end exp(step).
     right = np.clip((moment - mass) / math.expm1(step), 0.0, mass)

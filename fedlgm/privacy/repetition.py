@@ -78,7 +78,7 @@ def _cut(pmf: DensePLDPmf, truncation: float = 1e-15) -> DensePLDPmf:
 
 
 class _Repeatable(DensePLDPmf):  # type: ignore[misc]
-    """A privacy loss distribution on a grid, which stores its moments for later compositions."""
+    """Privacy losses on a grid, with a cache of moments for repeated composition."""
 
     @classmethod
     def of(cls, pmf: Any) -> _Repeatable:

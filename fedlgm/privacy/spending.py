@@ -24,7 +24,7 @@ class Spending:
     Attributes:
         shared: by event, the number of the server's releases, which are charged to every
             participant.
-        own: by client, the same for the client's own releases, under local trust.
+        own: by client and event, the number of the client's own releases, under local trust.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -82,7 +82,7 @@ def claimed_epsilon(
     `Ledger.claimed_epsilon`.
 
     Args:
-        rows: (participant, event, claim, count).
+        rows: tuples (participant, event, claim, count).
         delta: delta at which claimed events are composed.
         accountant: accountant that composes them.
     """

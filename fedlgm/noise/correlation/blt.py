@@ -36,13 +36,13 @@ def optimal(
     first.
 
     Args:
-        workload: workload of the error.
+        workload: workload whose error is minimised.
         rounds: number T of rounds.
         buffers: number of buffers, at least 1. Under minimum separation a second buffer lowers the
             error by about one per cent, and a third buffer lowers it no further.
         separation: smallest number of rounds from one participation of a client to the next.
         most: largest number of participations of a client.
-        reduce: "mean" or "max" of the outputs' errors.
+        reduce: whether the "mean" or the "max" of the outputs' errors is minimised.
     """
     column = workload.column(rounds)
     weights = output_weights(rounds, reduce)
@@ -66,8 +66,8 @@ def optimal(
         for i, (decay, scale) in enumerate(zip(decays, scales, strict=True)):
             shifted = lfilter([0.0, 1.0], [1.0, -decay], output)
             twice = lfilter([0.0, 1.0], [1.0, -decay], shifted)
-            # The derivative of c_j by decay_i is scale_i (j - 1) decay_i^(j-2), which is a second
-            # pass of the same filter.
+            # The derivative of c_j with respect to decay_i is scale_i (j - 1) decay_i^(j-2), which
+            # is a second pass of the same filter.
             by_decay = scale * lags[1:] * powers[:-1, i]
             slope[i] = -scale * (back @ twice) / error + (pulled[2:] @ by_decay) / norm
             slope[buffers + i] = -(back @ shifted) / error + (pulled[1:] @ powers[:, i]) / norm

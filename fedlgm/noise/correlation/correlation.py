@@ -29,8 +29,8 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 MOST_ROUNDS = 1_000_000
-# largest product of rounds and coefficients; accounting for it takes seconds, also in the service
-# of a node
+# largest product of rounds and coefficients, for which accounting takes seconds, also in the
+# service of a node
 _MOST_PRODUCTS = 10**9
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
@@ -193,14 +193,15 @@ class Correlation:
         Args:
             min_separation: b >= 1; a client that took part in round t takes part again in round t +
                 b at the earliest.
-            max_participations: largest number of participations of one client; None: ceil(T / b).
+            max_participations: largest number of participations of one client; None stands for
+                ceil(T / b).
 
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most
             `min_separation` of them or if every client takes part once. Otherwise an upper bound:
-            in 3,000 random strategies of 4 to 10 rounds it was on average 1 % and at most 17 %
-            above the bound from the largest sum of abs(C^T C) over a pattern of participation. If
-            no coefficient is negative, the latter bound is the exact value.
+            in 3,000 random strategies of 4 to 10 rounds, this bound was on average 1 % and at most
+            17 % above the bound that follows from the largest sum of abs(C^T C) over a pattern of
+            participation. If no coefficient is negative, the latter bound is the exact value.
 
         Raises:
             ConfigError: a number is below 1.

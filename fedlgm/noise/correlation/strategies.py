@@ -1,5 +1,5 @@
-"""Strategies of correlated noise by name. A name is a strategy of this library, a registered
-strategy, or a reference to a user's strategy.
+"""Strategies of correlated noise by name. A name stands for a strategy of this library, a
+registered strategy, or a user's strategy.
 """
 
 from __future__ import annotations

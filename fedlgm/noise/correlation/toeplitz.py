@@ -25,9 +25,9 @@ _EXPLODED = 1e3  # the loss where the error exceeds the range of doubles
 def square_root(workload: Workload, bands: int) -> np.ndarray:
     """First coefficients of the square root of the workload's matrix A, normalised, [bands].
 
-    Before normalisation, for prefix sums they are r = 1, 1/2, 3/8, 5/16, ... (Fichtenberger et al.
-    2022, arXiv 2202.11205). With momentum beta and decay alpha they are sum_i r_i r_{j-i} alpha^i
-    beta^{j-i} (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 1).
+    Before normalisation, the coefficients r_j for prefix sums are 1, 1/2, 3/8, 5/16, ...
+    (Fichtenberger et al. 2022, arXiv 2202.11205). With momentum beta and decay alpha, coefficient j
+    is sum_i r_i r_{j-i} alpha^i beta^{j-i} (Kalinin and Lampert 2024, arXiv 2405.13763, Theorem 1).
     """
     j = np.arange(bands)
     root = np.cumprod(np.concatenate([[1.0], (2 * j[1:] - 1) / (2 * j[1:])]))
@@ -38,7 +38,7 @@ def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.n
     """Normalised coefficients that minimise norm times error, [bands].
 
     Args:
-        workload: workload of the error.
+        workload: workload whose error is minimised.
         rounds: number T of rounds.
         bands: number of coefficients, at most T.
         reduce: "mean" minimises the root mean square of the outputs' errors, "max" the largest

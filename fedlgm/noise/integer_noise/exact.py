@@ -1,5 +1,5 @@
-"""Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as it
-needs.
+"""Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as
+the decision needs.
 
 To decide an event of probability exp(-g), a uniform number is compared with exp(-g) in float64. If
 their difference is smaller than the error of float64, the uniform number gets more random bits, and
@@ -23,7 +23,7 @@ _CHUNK = 1 << 18
 
 
 def rejection_sample(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
-    """The first `size` draws that the rejection accepts, int64 [size].
+    """The first `size` proposals that are accepted, int64 [size].
 
     Args:
         size: number of draws.
