@@ -126,7 +126,7 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     scale.
 
     See `add_noise_`. Noise is added row by row, so that a row's result does not depend on other
-    rows: PyTorch may round the last numbers of a tensor, which do not fill a register, differently.
+    rows. PyTorch may round the last numbers of a tensor, which do not fill a register, differently.
     """
     check_scale(scale)
     if scale > 0:

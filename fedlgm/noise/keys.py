@@ -23,8 +23,8 @@ _ROOT_LIMIT = 2**128  # a root has four words of 32 bits, after which SeedSequen
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream, as a part of the stream's name. Runs store these numbers: never change a
-    number, only append new ones.
+    """Purpose of a stream, as a part of the stream's name. Runs store these numbers, so never
+    change a number, and only append new ones.
 
     Example:
         >>> keys = KeyRing.from_seed(7)

@@ -117,7 +117,7 @@ class Noising:
             ConfigError: the sum is neither float32 nor float64.
             PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise
                 is added in shares.
-            RunError: the earlier noise of the run is not known.
+            RunError: the earlier noise of the run cannot be drawn again.
         """
         if not plan.facts.noised_by.alone:
             raise PrivacyError(

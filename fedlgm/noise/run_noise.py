@@ -286,7 +286,7 @@ class RunNoise:
         """Add sigma_j w_t to every part; see `NoiseSource.add_`.
 
         In every round, z is drawn for all layers and queries, including those that are not
-        released: the noise of a layer continues while the layer is not released.
+        released, because the noise of a layer continues while the layer is not released.
 
         Raises:
             PrivacyError: the plan belongs to another round.

@@ -64,7 +64,8 @@ class _Mechanism(Protocol):
 
 @dataclass(frozen=True)
 class Process:
-    """Rounds charged one by one: noise is independent, and any client may take part in any round.
+    """The charging of rounds one by one, for independent noise and sampling in which any client may
+    take part in any round.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -126,8 +127,8 @@ class Process:
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged. Only a round that releases nothing is free, and only if no
-        earlier round was charged (`before()`).
+        """Whether a round is charged. Only a round that releases nothing is free, and only if
+        `before()`, the number of earlier charged rounds, is 0.
         """
         return plan.size > 0 or before() > 0
 
@@ -138,7 +139,7 @@ class Process:
         return None
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
-        """Smallest sigma_* that meets the facts' budget.
+        """Smallest sigma_* at which the run meets the budget of its facts.
 
         Args:
             levels: number of releases at each noise level relative to sigma_*; None if all releases

@@ -1,7 +1,7 @@
 """Noise in shares: each node adds a share of the noise, and the server sees only the noisy sum.
 
-The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is
-complete; a simulation adds plain integers, which gives the same sum.
+The nodes add integer noise (`fedlgm.noise.integer`). In a deployment, the sum stays hidden until it
+is complete. A simulation adds plain integers, which gives the same sum.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ class LayerTable:
     ) -> LayerTable:
         """Table of the trainable parameters of `module`.
 
-        Frozen parameters and buffers (running statistics, counters) are omitted: they are never
-        trained, aggregated or uploaded. A tensor shared by several modules appears once, under its
-        first name.
+        Frozen parameters and buffers (running statistics, counters) are omitted, because they are
+        never trained, aggregated or uploaded. A tensor shared by several modules appears once,
+        under its first name.
 
         Args:
             module: the model, which may be on the meta device.

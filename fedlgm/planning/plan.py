@@ -285,9 +285,8 @@ class ReleasePlan:
         """The accounting event of a repeated release of the same round, with new noise but the same
         participants.
 
-        Participants are drawn once for a round. Two releases of one draw are not two sampled
-        mechanisms: the first release reveals information about the draw, so the second release is
-        not amplified.
+        Participants are drawn once for a round. The first release reveals information about the
+        draw, so the second release is not amplified by sampling.
         """
         return charging.of(self.facts).repeated_event(self)
 
@@ -514,9 +513,9 @@ def _equal(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
-    """A release that is not private: it follows an unsound published rule, or has no protection at
-    all. Whatever its noise, its event is `NonPrivateDpEvent`. The status of its guarantee must be
-    "none".
+    """A release that is not private, because it follows an unsound published rule or has no
+    protection at all. Whatever its noise, its event is `NonPrivateDpEvent`. The status of its
+    guarantee must be "none".
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))

@@ -376,7 +376,7 @@ def layer_directions(norms: Tensor) -> Tensor:
     # this division comes first, because squares of tiny numbers vanish
     part = torch.where(usable, norms / torch.where(usable, largest, 1.0), 0.0)
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-    return part / length.clamp(min=1.0)  # the largest norm is then 1
+    return part / length.clamp(min=1.0)  # a usable row has a length of at least 1
 
 
 _KINDS: Registry[type[AuxiliaryQuery]] = Registry(

@@ -44,8 +44,8 @@ ORDERS = tuple(
     )
 )
 """Renyi orders at which searches (`selection_event`) are accounted for."""
-# below this multiplier, grids are coarser: otherwise their size would grow with the multiplier's
-# inverse square
+# below this multiplier, grids are coarser, because otherwise their size would grow with the
+# multiplier's inverse square
 _LITTLE_NOISE = 0.3
 
 

@@ -521,7 +521,7 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
                 break
         return found
     except (OverflowError, ZeroDivisionError):
-        # hardly any noise: the exponentials of losses exceed the range of doubles
+        # with hardly any noise, the exponentials of losses exceed the range of doubles
         return math.inf
 
 

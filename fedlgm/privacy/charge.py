@@ -16,7 +16,7 @@ from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: the charge for one round and one participant.
+    """A row of the ledger, which charges one release of one participant.
 
     Attributes:
         round: number of the round, from 1; 0 for a release before the run.

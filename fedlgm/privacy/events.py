@@ -52,9 +52,9 @@ class AllocationDpEvent(dp_event.DpEvent):
     add-or-remove-one and zero-out.
 
     The charge for k of T rounds is the cost of k independent draws of one round each, out of T // k
-    or T // k + 1 rounds. This is an upper bound: divide the T rounds at random into k groups of
-    these sizes, and draw one round of each group. The k rounds are uniform among all sets of k
-    rounds, and this mixture over divisions costs at most as much as one division, because the
+    or T // k + 1 rounds. To see that this is an upper bound, divide the T rounds at random into k
+    groups of these sizes, and draw one round of each group. The k rounds are uniform among all sets
+    of k rounds, and this mixture over divisions costs at most as much as one division, because the
     hockey-stick divergence is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section
     4). For k = 1 the charge is exact, up to the error of the grid. It is also exact for units that
     take part once in each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes

@@ -12,8 +12,8 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
-    """The event, if it costs at least as much as the Gaussian release; otherwise an event of the
-    same kind with less noise that does.
+    """The given event if it costs at least as much as the Gaussian release; otherwise an event of
+    the same kind with so little noise that it does.
 
     Args:
         event: cost of a release.

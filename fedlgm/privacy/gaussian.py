@@ -126,7 +126,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
     """
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
-    # For a > 0 both terms are small tails: subtract their Mills ratios, which share one density.
+    # For a > 0 both terms are small tails, so subtract their Mills ratios, which share one density.
     if a > 0:
         gap = _mills(a) - _mills(b)
         return log_density + math.log(gap) if gap > 0 else -math.inf

@@ -40,8 +40,8 @@ def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
 
 
 def _masses(multiplier: float, rate: float, interval: float, kind: str) -> Any:
-    """Masses of one direction by the connect-the-dots algorithm (Doroshenko et al. 2022, arXiv
-    2207.04380).
+    """Probabilities of the losses in one direction ("REMOVE" or "ADD") on the grid, by the
+    connect-the-dots algorithm (Doroshenko et al. 2022, arXiv 2207.04380).
     """
     loss = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=AdjacencyType[kind])
     bounds = loss.connect_dots_bounds()

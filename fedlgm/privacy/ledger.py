@@ -15,7 +15,7 @@ one; the ledger refuses other rows.
 
 Rows are chained by hash: a row's head covers this row, all rows before it and the run that owns the
 ledger. Heads are copied to checkpoints, results and terminals. Anyone who has such a copy can
-detect that a row up to this head was edited, deleted or reordered. The chain has no secret: it
+detect that a row up to this head was edited, deleted or reordered. The chain has no secret, so it
 cannot detect an attacker who replaces the ledger and every copy of its heads.
 """
 

@@ -80,8 +80,8 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     """Open a ledger, read-only or for charges."""
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # A ledger that nobody writes is opened as immutable: otherwise SQLite would leave files beside
-    # it, or fail in a read-only folder.
+    # A ledger that nobody writes is opened as immutable, because otherwise SQLite would leave files
+    # beside it, or fail in a read-only folder.
     closed = not path.with_name(path.name + "-wal").exists()
     address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
     return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)

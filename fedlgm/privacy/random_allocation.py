@@ -134,8 +134,8 @@ def _on_grid(losses: np.ndarray, masses: np.ndarray, infinite: float, interval: 
     # Losses and masses are increased, so that rounding cannot make the bound too small.
     losses = losses + _ROUNDED * (1 + np.abs(losses))
     places = np.floor(losses / interval).astype(np.int64)
-    # Keep sum p and sum p exp(-loss): the share above is
-    # (exp(l_k - l) - 1) / (exp(-interval) - 1).
+    # The division keeps sum p and sum p exp(-loss), so the share (exp(l_k - l) - 1) /
+    # (exp(-interval) - 1) goes to the upper neighbour.
     above = np.clip(np.expm1(places * interval - losses) / math.expm1(-interval), 0.0, 1.0)
     first, size = int(places[0]), int(places[-1] - places[0]) + 2
     lower = np.bincount(places - first, masses * (1 - above), size)
@@ -181,7 +181,7 @@ def _one_ratio(shift: float, step: float) -> _Law:
     # P(W in a cell), and E[W; cell] divided by the cell's lower end; exp(s g - s^2 / 2) tilts the
     # law of g by s.
     mass, moment = _between(points), _between(points - shift) * np.exp(-logs[:-1])
-    # Two points with the cell's mass and mean: lower end 1, upper end exp(step).
+    # Two points, 1 at the lower end and exp(step) at the upper end, get the cell's mass and mean.
     right = np.clip((moment - mass) / math.expm1(step), 0.0, mass)
     masses = np.zeros(len(logs))
     masses[:-1] += mass - right

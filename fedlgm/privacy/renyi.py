@@ -20,7 +20,9 @@ suffices for the largest whole order."""
 _MOST = 1000
 """Number of terms after which `dp_accounting` gives up a fractional order."""
 _SMALL = -30.0
-"""Logarithm of the ratio of the last term to the sum at which a sum ends, as in `dp_accounting`."""
+"""A summation ends when the log ratio of the last term to the sum is below this value, as in
+`dp_accounting`.
+"""
 _ROUNDING = 1e-6
 """An upper bound on the change of a sum whose terms are added in another order."""
 

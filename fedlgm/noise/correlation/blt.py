@@ -104,7 +104,9 @@ def _scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _filter(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """C as a rational filter: numerator and denominator in powers of the delay, [buffers + 1]."""
+    """Coefficients of C as a rational filter, in powers of the delay: numerator and denominator,
+    each [buffers + 1].
+    """
     denominator = np.poly(decays)
     numerator = denominator.copy()
     for i, scale in enumerate(scales):

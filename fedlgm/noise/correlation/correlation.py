@@ -36,7 +36,7 @@ MOST_BUFFERS = 8
 _ROUNDING = 1e-9
 # largest coefficient, so that squares of coefficients and float32 noise neither overflow nor vanish
 _LARGEST = 1e6
-_LOUDEST = 1e12  # largest noise of a round, which is stored in float32; in units of the std of z
+_LOUDEST = 1e12  # largest noise of a round, in units of the std of z; noise is stored in float32
 
 
 class CorrelationRecord(TypedDict):
@@ -161,13 +161,13 @@ class Correlation:
     # --- matrices
 
     def matrix(self) -> np.ndarray:
-        """C, float64 [T, T], lower triangular and Toeplitz; its last columns are cut off at row
-        T.
-        """
+        """The lower-triangular Toeplitz matrix C, float64 [T, T]."""
         return toeplitz(self._pad(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
-        """C^-1, float64 [T, T]: row t gives the noise of round t as a combination of z."""
+        """The inverse of C, float64 [T, T]. Row t gives the noise of round t as a combination of
+        z.
+        """
         return toeplitz(self._noising, np.zeros(self.rounds))
 
     def leading(self, rounds: int) -> Correlation:

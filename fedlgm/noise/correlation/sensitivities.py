@@ -46,8 +46,8 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
     rounds = values.shape[-1]
     rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: best sum from i on
     if most >= participations(rounds, separation):
-        # A block of b rounds holds at most one participation: take round i and continue at i + b, or
-        # skip it.
+        # A block of b rounds contains at most one participation, so either take round i and
+        # continue at i + b, or skip round i.
         for stop in range(rounds, 0, -separation):
             start = max(0, stop - separation)
             rest[..., start:stop] = (

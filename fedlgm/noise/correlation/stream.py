@@ -1,7 +1,8 @@
 """Correlated noise, round by round: w_t with C w = z, from independent z_t and the state of earlier
 rounds.
 
-The state must stay as secret as the noise: together with the releases it reveals the exact sums.
+The state must stay as secret as the noise, because together with the releases it reveals the exact
+sums.
 """
 
 from __future__ import annotations

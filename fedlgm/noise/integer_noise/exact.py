@@ -106,6 +106,6 @@ def is_below_exp(
             return True
         if Fraction(leading, 2**bits) >= chance + off:
             return False
-        # The uniform number is too close to exp(-g) to decide: give both more digits.
+        # The uniform number is too close to exp(-g) to decide, so both get more digits.
         leading = (leading << 64) + int(rng.integers(0, 2**64, dtype=np.uint64))
         bits, digits = bits + 64, digits + 20

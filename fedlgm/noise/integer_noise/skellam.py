@@ -38,7 +38,7 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Independent draws, each the difference of two Poisson variables of mean variance / 2.
 
     Args:
-        variance: an even number in [2, 2^64].
+        variance: variance of a draw, an even number in [2, 2^64].
         size: number of draws.
         rng: stream to draw from.
 
