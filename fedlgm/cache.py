@@ -2,9 +2,9 @@
 that determines the result.
 
 The folder of the cache is `$FEDLGM_CACHE`, or ~/.cache/fedlgm/computed if this variable is not set;
-if the variable is "0", nothing is cached. Only the folder's owner can read it. A cached file saves
-time but proves nothing: the content must be checked like any untrusted input. Damaged files, and
-folders that cannot be written to, are ignored.
+if the variable is "0", nothing is cached. Only their owner can read the cached files. A cached file
+saves time but proves nothing: the content must be checked like any untrusted input. Damaged files,
+and folders that cannot be written to, are ignored.
 """
 
 from __future__ import annotations

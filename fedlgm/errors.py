@@ -44,8 +44,8 @@ class DivergedError(RunError):
     rounds remain.
 
     Attributes:
-        largest: (client, l2 norm) of the last round's largest contributions, in descending order,
-            if each contribution arrived separately; otherwise empty. The message omits them,
+        largest: pairs (client, l2 norm) of the last round's largest contributions, in descending
+            order, if each contribution arrived separately; otherwise empty. The message omits them,
             because only the operator may know who took part.
     """
 

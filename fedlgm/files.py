@@ -62,7 +62,7 @@ def path_of(name: str, value: Any) -> Path:
     except (
         TypeError,
         ValueError,
-    ) as error:  # a ValueError for zero bytes and for characters that UTF-8 cannot encode
+    ) as error:  # zero bytes and characters that UTF-8 cannot encode cause a ValueError
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(

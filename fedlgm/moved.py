@@ -31,7 +31,7 @@ SHORT = frozenset(
         "fedlgm.testing",
     }
 )
-"""Short public names of modules that also have a longer name. They give no warning."""
+"""Short public names of modules that also have a longer name. Importing them gives no warning."""
 
 _MOVED = {
     "clients.node": "fedlgm_nodes.service",

@@ -21,8 +21,9 @@ from fedlgm.libraries import Tensor, torch
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
-"""Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton
-(GPUs)."""
+"""Generator of noise: "cpu" is this module, and "torch" (any device) and "triton" (GPUs) are the
+kernels.
+"""
 LEAST_SCALE = 2.0**-100
 """Smallest noise scale above 0; its inverse is the largest scale."""
 GRID_BITS = 10
@@ -68,8 +69,8 @@ def add_noise_(
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of
             sizes]. The result of a vector does not depend on the other vectors.
-        parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0
-            adds nothing.
+        parts: pair (size, scale) of each part, in order. The scale is the std (Gaussian) or b
+            (Laplace); a scale of 0 adds nothing.
         streams: one generator for each part of each vector, one vector after another.
         family: "gaussian" or "laplace".
 
@@ -150,7 +151,7 @@ _CHUNK = 1 << 18
 def _draw_pieces(
     part: Tensor, family: Family, streams: Sequence[torch.Generator], buffer: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of a part [rows, size] with their unit noise.
+    """Yield the pieces of a part [rows, size], each with its unit noise.
 
     The pieces are small enough for the cache and large enough that redrawing their tails adds
     little overhead.

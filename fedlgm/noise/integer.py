@@ -178,8 +178,8 @@ class IntegerGrid:
 
 
 def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np.ndarray:
-    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
-    from this condition, the rounding has no bias.
+    """Round values up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart from
+    this condition, the rounding has no bias.
 
     A draw that violates the condition is repeated; after 20 failures the values are multiplied by
     255/256. If the grid is much finer than bound / sqrt(d), the first draw meets the condition.

@@ -29,7 +29,7 @@ from fedlgm.privacy.ledger import SERVER
 
 
 class Independent(NoiseSource[ReleasePlan]):
-    """Independent noise: the noise of every release depends only on the ring of that release.
+    """Independent noise, which depends only on the ring of its release.
 
     Example:
         >>> ring = KeyRing.from_seed(1)

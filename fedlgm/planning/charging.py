@@ -37,7 +37,7 @@ amplify the run.
 
 
 class _Plan(views.Plan, Protocol):
-    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that its charge uses."""
+    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that charges depend on."""
 
     @property
     def place(self) -> int:

@@ -1,4 +1,4 @@
-"""Rules for the bounds s_j of a plan, from constants or from released updates.
+"""Rules that compute the bounds s_j of a plan from constants or from released updates.
 
 All rules except `med_clip_published` spread one l2 bound S over K layers so that sum_j s_j^2 = S^2.
 The whole contribution then has sensitivity S under add-or-remove-one.
@@ -86,12 +86,13 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 
 
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Layer norms of a released mean update, without the expected squared norm of the noise,
-    float64 [K].
+    """Layer norms of a released mean update, after subtraction of the expected squared norm of the
+    noise, float64 [K].
 
-    Under central trust, m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), where sigma_j is
-    the scale of this round's noise (`ReleasePlan.upload_sigma`). Layers that were not released give
-    0. The norms are post-processing of a release, so they cost nothing.
+    Under central trust, a layer with d_j coordinates and the released mean G_j has the norm m_j =
+    sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), where sigma_j is the scale of this round's
+    noise (`ReleasePlan.upload_sigma`). Layers that were not released give 0. The norms are
+    post-processing of a release, so they cost nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].

@@ -42,8 +42,8 @@ class LocalTraining:
         optimizer: "sgd" (with `momentum`) or "adam"; its state is reset in every round.
         lr: learning rate.
         momentum: momentum of "sgd".
-        epochs: passes over the client's own data.
-        batch_size: examples per step; the last batch of an epoch may be smaller.
+        epochs: number of passes over the client's data.
+        batch_size: number of examples per step; the last batch of an epoch may be smaller.
         gradient_clip: l2 norm to which every batch gradient is clipped before the step; None
             disables clipping.
         weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before
@@ -158,7 +158,7 @@ class RunFacts:
         max_participations: largest number of releases that may contain one client's data; None sets
             no limit.
         training: settings of the client's local training.
-        steps: noisy steps that each client makes in a round (example level under local trust);
+        steps: noisy steps that each client makes in a round at example level under local trust;
             otherwise None.
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.

@@ -76,7 +76,7 @@ class ReleasePlan:
 
     Raises:
         ConfigError: a number is outside its range, or an array has the wrong shape.
-        PrivacyError: the plan does not fit its guarantee or the charge of its run.
+        PrivacyError: the plan contradicts its guarantee, or cannot be charged in its run.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -372,8 +372,8 @@ class ReleasePlan:
         for layers that are not released.
 
         The party is the server under central trust and each client under local trust. With local
-        steps, the figure is the noise of all steps of a round in the client's update, for SGD
-        without momentum.
+        steps, the noise of all steps of a round counts, as SGD without momentum adds it to the
+        client's update.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
@@ -386,7 +386,7 @@ class ReleasePlan:
         """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 for layers that
         are not released.
 
-        Under local trust, this is the noise of the expected number of clients.
+        Under local trust, the noise of the expected number of clients counts.
         """
         parties = self.facts.noised_by.noises_in_sum(self.denominator)
         return self.party_noise_norms * math.sqrt(parties) / self.denominator

@@ -31,8 +31,8 @@ from fedlgm.planning.layers import SAFETY, LayerTable
 
 @dataclass(frozen=True)
 class AuxiliaryQuery(ABC):
-    """A question that each client (or example) answers with a vector. The noisy mean of the answers
-    is released in the same round as the layers.
+    """A question that is answered with a vector for each client (or example). The noisy mean of the
+    answers is released in the same round as the layers.
 
     Attributes:
         sizes: public sizes d_j of the layers, [K].

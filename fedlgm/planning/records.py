@@ -45,9 +45,10 @@ class Sampling:
         scheme: "poisson" (each client independently with probability `rate`), "fixed"
             (`rate * population` clients without replacement), or one of the schemes above.
         population: number N of registered clients; public.
-        rate: q in (0, 1], expected share of the clients in a round.
-        separation: b for the schemes with a separation; None for all other schemes.
-        participations: k for "allocation"; None for all other schemes.
+        rate: expected share q in (0, 1] of the clients in a round.
+        separation: number b of rounds for the schemes with a separation; None for all other
+            schemes.
+        participations: number k of rounds for "allocation"; None for all other schemes.
         block: number of rounds of a block for "allocation", where `rate` is k / block; None for all
             other schemes.
         of: "user" if the participants are users with several clients each; None if the participants

@@ -251,8 +251,8 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """Of these trust models, the trust model with the weakest guarantee for answers; local trust if
-    the list is empty.
+    """The one of these trust models that has the weakest guarantee for answers; local trust if the
+    list is empty.
 
     Example:
         >>> weakest({"local", "central"}).name

@@ -255,8 +255,8 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up. Times the bound c of a contribution, it is the most
-        by which one participation shifts C x.
+        """Largest column norm of C, rounded up. Multiplied by the bound c of a contribution, it is
+        the largest shift of C x by one participation.
 
         Suppose that every client belongs to one of at least `bands` groups. In each round of its
         group, the client takes part with probability p, decided by a secret draw. The run then

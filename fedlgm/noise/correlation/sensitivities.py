@@ -33,8 +33,8 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
 
     Args:
         values: non-negative numbers [..., T].
-        separation: b >= 1.
-        most: k >= 0.
+        separation: smallest distance b >= 1 of two entries.
+        most: largest number k >= 0 of entries.
 
     Returns:
         The sums, [...]. Dynamic programming takes O(T) if k does not limit a sum, otherwise O(T k).

@@ -42,8 +42,8 @@ def register(name: str, make: Strategy) -> None:
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
-            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
+        make: function of rounds and options that returns a `Correlation`. A run passes those of the
+            options `workload`, `bands`, `buffers` and `min_separation` that the function takes.
 
     Raises:
         ConfigError: the name is taken.

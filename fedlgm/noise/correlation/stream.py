@@ -1,5 +1,5 @@
-"""Correlated noise, round by round: w_t with C w = z, from independent z_t and the state of earlier
-rounds.
+"""Makes correlated noise w_t with C w = z round by round, from independent z_t and the state of
+earlier rounds.
 
 The state must stay as secret as the noise, because together with the releases it reveals the exact
 sums.

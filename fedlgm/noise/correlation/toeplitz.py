@@ -1,4 +1,4 @@
-"""Coefficients of banded Toeplitz strategies: the square root in closed form, the optimum by
+"""Coefficients of banded Toeplitz strategies: the square root in closed form, and the optimum by
 L-BFGS.
 
 If the number of bands equals the number of rounds between participations, the sensitivity for k

@@ -59,7 +59,7 @@ def _candidates(variance: int, count: int, rng: np.random.Generator) -> np.ndarr
 
 
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """Tau of the sum of discrete Gaussians (`fedlgm.privacy.discrete_gaussian_tau`)."""
+    """Bound tau for a sum of discrete Gaussians; see `fedlgm.privacy.discrete_gaussian_tau`."""
     k = np.arange(1, int(parties))
     return 10.0 * math.fsum(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)))
 

@@ -152,7 +152,7 @@ class Skellam(IntegerNoise):
     name = "skellam"
     words = ", by Skellam noise"
     least_deviation = (
-        32  # a value beyond nine deviations is as rare as under a normal distribution, to a third
+        32  # then values beyond nine deviations are as rare as normal ones, to within a third
     )
 
     def variance(self, wanted: float, parties: int) -> int:
