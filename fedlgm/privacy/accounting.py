@@ -54,7 +54,7 @@ from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of, release_event
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
-_COARSE_ERROR = 1e-3  # relative; ten times the measured error
+_COARSE_ERROR = 1e-3  # relative error; ten times the measured one
 # rounding error of delta from the grid's Fourier transforms, for each release: five times the
 # measured error
 LOST = 2.0**-52
@@ -63,7 +63,7 @@ _NEGLIGIBLE = 1e-6  # relative change of delta that is smaller than the grid's e
 _LARGEST_MULTIPLIER = 1e7
 SMALLEST_MULTIPLIER = 0.05  # smallest calibrated multiplier, even if the budget allows less noise
 _TOLERANCE = 1e-6  # relative tolerance of the calibrated multiplier
-_KEPT = 1e-8  # relative; plans round multipliers down to nine digits
+_KEPT = 1e-8  # relative margin, because plans round multipliers down to nine digits
 _CONFIRMED = 1e-4  # largest share of the target epsilon that a cached multiplier may leave unspent
 
 
@@ -298,8 +298,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:
-        """A nearby root by Newton steps that use the slope of the cheap accountant; None if the
-        steps do not converge.
+        """A nearby root, found by Newton steps that use the slope of the cheap accountant; None if
+        the steps do not converge.
         """
         slope = (excess(root + 1e-3, COARSE) - excess(root - 1e-3, COARSE)) / 2e-3
         for _ in range(4):
@@ -441,8 +441,8 @@ def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) ->
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
-    """A lower bound that is slightly below the result of `composed_epsilon`, in a tenth of the
-    time.
+    """A lower bound that is slightly below the result of `composed_epsilon`, computed in a tenth of
+    the time.
 
     A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is
     subtracted.

@@ -93,12 +93,12 @@ class AttackRates:
             ConfigError: the number is not a whole number of at least 1.
         """
         group = replace(self, units=check_count("units", units))
-        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # slow to compute
+        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # slow to compute again
         return group
 
     def tpr(self, false_positive_rate: float) -> float:
-        """Largest true-positive rate of an attack with this false-positive rate. Both are in [0,
-        1].
+        """Largest true-positive rate of an attack with this false-positive rate. Both rates are in
+        [0, 1].
 
         Raises:
             ConfigError: the rate is out of range.
@@ -290,7 +290,7 @@ def _deltas(precision: float, others: Merged) -> np.ndarray:
         ]
         deltas = np.ones_like(_EPSILONS)
         if all(is_private(event) for event, _ in events):
-            with suppress(OverflowError, ZeroDivisionError):  # hardly any noise
+            with suppress(OverflowError, ZeroDivisionError):  # raised for hardly any noise
                 deltas = _composed_deltas(events)
     deltas = np.minimum(deltas, 1.0)
     deltas.flags.writeable = False
@@ -300,7 +300,7 @@ def _deltas(precision: float, others: Merged) -> np.ndarray:
 def _composed_deltas(events: list[tuple[dp_event.DpEvent, int]]) -> np.ndarray:
     searches = any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in events)
     name = SEARCHES if searches else accountant_of(event for event, _ in events)
-    lost = LOST * sum(count for _, count in events)  # a grid's rounding
+    lost = LOST * sum(count for _, count in events)  # rounding error of a grid
     return deltas_of(compose(events, name), _EPSILONS) + lost
 
 

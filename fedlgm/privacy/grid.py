@@ -84,7 +84,7 @@ def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> n
     factor, constant = 1 / rate, 1 - 1 / rate
     # `plain` becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
     plain = losses + np.log(factor)
-    with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is set below
+    with np.errstate(divide="ignore", invalid="ignore"):  # for losses at the limit, set below
         plain = plain + np.log1p(-np.exp(np.log(-constant) - plain))
     plain[losses == 0] = np.log(factor + constant)
     limit = math.log(1 - rate)

@@ -112,7 +112,9 @@ def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
 
 
 def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:
-    """The profiles that are not contained in another profile. Only these can be the worst."""
+    """The profiles that are not contained in another profile. Only these can have the largest
+    epsilon.
+    """
     counts = {profile: Counter(dict(profile)) for profile in profiles}
     return [
         profile

@@ -56,7 +56,7 @@ class WholeRun:
         (GaussianDpEvent(noise_multiplier=1.25805...), True)
 
     Attributes:
-        noise: C; the identity for independent noise.
+        noise: matrix C, which is the identity for independent noise.
         sampling: a scheme with a minimum separation between participations.
         relation: neighbouring relation.
 
