@@ -1,7 +1,8 @@
 """Former names of modules, which work for one more release, and short public names of modules,
 which remain valid.
 
-A former name gives the module itself, with a DeprecationWarning that states the new name.
+Importing a former name yields the module itself, with a DeprecationWarning that states the new
+name.
 """
 
 from __future__ import annotations

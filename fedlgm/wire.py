@@ -70,7 +70,7 @@ def npy(values: np.ndarray) -> bytes:
 @lru_cache(maxsize=64)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Make the header of a C-ordered array in the .npy format. Headers are cached, because the same
-    few occur in every round.
+    few headers occur in every round.
     """
     header = BytesIO()
     described = {

@@ -209,8 +209,8 @@ def _tail_probability() -> float:
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
-    """Flat indices of the values whose magnitude exceeds `limit`. NumPy finds them three times as
-    fast as torch.
+    """Flat indices of the values whose magnitude exceeds `limit`. NumPy finds these indices three
+    times as fast as torch.
     """
     return np.flatnonzero(np.abs(values) > limit)
 

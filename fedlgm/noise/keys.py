@@ -80,7 +80,9 @@ class KeyRing:
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes | memoryview) -> KeyRing:
-        """A different ring for each sequence of `facts`, which is secret if this ring is secret."""
+        """A different ring for each sequence of `facts`. The new ring is secret if this ring is
+        secret.
+        """
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little"))

@@ -283,7 +283,7 @@ class OneMechanism(Joint):
         return self.run.event(plan.place, self.facts.least_multiplier)
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of releasing the round's row of C x once more."""
+        """The event of releasing the round's row of C x once more."""
         return self.run.repeated_event(plan.place, self.facts.least_multiplier)
 
     def events(
@@ -350,7 +350,7 @@ class Allocated(Joint):
         return self._block() if plan.place % self.allocation.rounds == 0 else self._nothing()
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of one more release for a unit that takes part in it for certain.
+        """The event of one more release for a unit that takes part in it for certain.
 
         Given the first release of a round, the second one multiplies the likelihood ratio of some
         of the unit's draws by a factor W of mean 1. If W multiplies the whole ratio instead, the

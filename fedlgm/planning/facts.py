@@ -91,7 +91,7 @@ class LocalTraining:
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps of a client with `examples` examples.
+        """Number of optimizer steps of a client with `examples` examples.
 
         Raises:
             ConfigError: `examples` is not a whole number of at least 0.

@@ -199,7 +199,7 @@ def least_threshold(nodes: int, colluders: int) -> int:
     therefore 2 t > n + m.
 
     Raises:
-        ConfigError: a number is not whole, or negative.
+        ConfigError: a number is not whole, or is negative.
 
     Example:
         >>> least_threshold(10, 1), least_threshold(30, 3)

@@ -113,7 +113,7 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 def _most(population: int, rate: float) -> float:
-    """Largest number of examples in a Poisson batch of all clients' examples, except with a
+    """Number of examples that a Poisson batch of all clients' examples exceeds only with a
     negligible probability.
     """
     import scipy.stats

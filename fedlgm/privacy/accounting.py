@@ -489,7 +489,7 @@ def compose(
         events: pairs (event, number of compositions).
         accountant: name of the accountant.
         delta: the only delta, above 0, at which the accountant will be asked for epsilon; None if
-            it may be asked at any delta.
+            it may be asked for epsilon at any delta.
 
     Raises:
         PrivacyError: the accountant cannot handle an event.

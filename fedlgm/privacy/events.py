@@ -87,8 +87,8 @@ class AllocationDpEvent(dp_event.DpEvent):
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
-        """Events of one participation each, with the number of each event. Together they cost as
-        much as this event.
+        """Events of one participation each, with the number of times that each event occurs.
+        Together they cost as much as this event.
         """
         length, longer = divmod(self.rounds, self.participations)
         numbers = {length: self.participations - longer, length + 1: longer}

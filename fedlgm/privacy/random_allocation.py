@@ -54,7 +54,7 @@ class _Law(NamedTuple):
         first: j of the first value.
         masses: probability of each value, [m].
         zero: probability of zero.
-        beyond: expectation of what was cut off above the last value.
+        beyond: part of the expectation that was cut off above the last value.
     """
 
     step: float
@@ -89,11 +89,12 @@ class _Law(NamedTuple):
         low = int(np.searchsorted(below, _CUT, side="right"))
         high = len(masses) - int(np.searchsorted(above[::-1], _CUT * mean, side="right"))
         rest = masses[low:high].copy()
-        # values below are divided between zero and the first value, with the same mean
+        # The mass of smaller values is divided between zero and the first value, which keeps the
+        # mean.
         lifted = masses[:low] * np.exp(self.logs[:low] - self.logs[low])
         rest[0] += lifted.sum()
         zero = self.zero + float((masses[:low] - lifted).sum())
-        # values above become the last value, and the lost expectation is counted as `beyond`
+        # Larger values become the last value, and the lost expectation is counted as `beyond`.
         rest[-1] += masses[high:].sum()
         beyond = self.beyond + (float(above[high]) if high < len(masses) else 0.0)
         total = float(rest.sum()) + zero  # 1, up to rounding
@@ -186,7 +187,7 @@ def _one_ratio(shift: float, step: float) -> _Law:
     masses = np.zeros(len(logs))
     masses[:-1] += mass - right
     masses[1:] += right
-    # The lower tail goes to zero and to the first value, with the same mean.
+    # The mass of the lower tail is divided between zero and the first value, which keeps the mean.
     lifted = min(float(ndtr(points[0])), float(ndtr(points[0] - shift) * np.exp(-logs[0])))
     masses[0] += lifted
     masses[-1] += ndtr(-points[-1])

@@ -134,7 +134,7 @@ class WholeRun:
         return self._gaussian(float(self._increments[position]), multiplier)
 
     def repeated_event(self, position: int, multiplier: float) -> DpEvent:
-        """Cost of one more release of round `position` with independent noise for that round.
+        """Event of one more release of round `position`, with independent noise for that round.
 
         The release is a further row of C, with the same coefficients for earlier rounds and an
         independent z. A client moves the release by at most the row's bound, whichever rounds were

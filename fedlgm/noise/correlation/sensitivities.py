@@ -37,7 +37,8 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
         most: largest number k >= 0 of entries.
 
     Returns:
-        The sums, [...]. Dynamic programming takes O(T) if k does not limit a sum, otherwise O(T k).
+        The sums, [...]. Dynamic programming takes O(T) time if k does not limit a sum, otherwise
+        O(T k).
 
     Example:
         >>> float(best(np.array([3.0, 4.0, 2.0, 5.0]), separation=2, most=2))

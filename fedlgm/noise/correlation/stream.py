@@ -123,7 +123,7 @@ class CorrelatedStream:
 
     def _apply_bands(self, z: Tensor, state: Tensor) -> None:
         first, *rest = self.correlation.coefficients.tolist()
-        sum_ = z.double()  # z itself if it is float64
+        sum_ = z.double()  # this is z itself if z is float64
         if rest:
             for lag, coefficient in enumerate(rest[: self.round], start=1):
                 sum_.add_(state[(self.round - lag) % len(rest)], alpha=-coefficient)

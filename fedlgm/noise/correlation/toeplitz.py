@@ -35,7 +35,7 @@ def square_root(workload: Workload, bands: int) -> np.ndarray:
 
 
 def optimal(workload: Workload, rounds: int, bands: int, reduce: Reduce) -> np.ndarray:
-    """Normalised coefficients that minimise norm times error, [bands].
+    """Normalised coefficients that minimise the product of norm and error, [bands].
 
     Args:
         workload: workload whose error is minimised.

@@ -68,7 +68,7 @@ class IntegerNoise(ABC):
             orders: Renyi orders above 1, [n].
             deviation: see `privacy.distributed_epsilon`.
             parties: see `privacy.distributed_epsilon`.
-            l2: largest l2 change of the integer sum by a neighbouring data set.
+            l2: largest l2 distance between the integer sums of neighbouring data sets.
             l1: largest l1 change of the sum.
             dimension: number of coordinates of the sum.
 
