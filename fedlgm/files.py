@@ -203,8 +203,8 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
 
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
-    """Replace errors of the operating system in a block that writes to a folder by a DiskError with
-    one sentence. Other errors are raised unchanged.
+    """Replace errors of the operating system in a block that writes to a folder with a DiskError
+    whose message is one sentence. Other errors are raised unchanged.
 
     Args:
         folder: the folder that the block works on.

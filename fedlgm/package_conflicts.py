@@ -1,4 +1,4 @@
-"""Refusal, at import, of folders that shadow this library's packages, and of Windows."""
+"""Checks at import that refuse Windows, and folders that shadow this library's packages."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class NoisedBy:
         """Event of one release with Gaussian noise.
 
         Args:
-            multiplier: noise std divided by the largest change of the release by a neighbouring
-                data set.
+            multiplier: noise std divided by the largest change of the release between neighbouring
+                data sets.
             rate: rate of the sampling that amplifies the release.
         """
         from fedlgm.privacy.events import gaussian_event

@@ -111,8 +111,8 @@ def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.Dp
     that is not private.
 
     Args:
-        multiplier: noise std divided by the largest change of the release by a neighbouring data
-            set; if it is infinite, the event is free.
+        multiplier: noise std divided by the largest change of the release between neighbouring data
+            sets; if it is infinite, the event is free.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -135,8 +135,8 @@ def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_
     releases without random allocation.
 
     Args:
-        multiplier: noise std of each round divided by the largest change of a release by a
-            neighbouring data set.
+        multiplier: noise std of each round divided by the largest change of a release between
+            neighbouring data sets.
         participations: number k of secretly drawn rounds.
         rounds: number T of rounds.
 
@@ -196,8 +196,8 @@ def laplace_event(
     Theorems 10 and 11).
 
     Args:
-        epsilon: l1 sensitivity in noise units: the largest sum over coordinates of a neighbouring
-            data set's change divided by the scale b.
+        epsilon: l1 sensitivity in noise units: the largest sum over coordinates of the change
+            between neighbouring data sets, divided by the scale b.
         sampling_rate: probability q of a unit's participation.
         relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form,
             to the pure epsilon ln(1 + q (exp(epsilon) - 1)), because no direction of the

@@ -1,4 +1,4 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to the
+"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit for bit to the
 distribution of `dp_accounting`.
 
 `dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This

@@ -36,8 +36,8 @@ def release_event(multiplier: float, draws: Draws) -> dp_event.DpEvent:
     """Event of one sampled release, or of all releases of one allocation.
 
     Args:
-        multiplier: noise std of a release divided by the largest change of the release by a
-            neighbouring data set.
+        multiplier: noise std of a release divided by the largest change of the release between
+            neighbouring data sets.
         draws: the sampling rate, or the allocation.
 
     Example:

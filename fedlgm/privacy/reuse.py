@@ -1,4 +1,4 @@
-"""Refusal of an unintended second run on the same ledger, because its cost would add to the cost of
+"""Refuses an unintended second run on the same ledger, because its cost would add to the cost of
 the first run.
 """
 

@@ -25,7 +25,7 @@ _LEAST = 2.0**-1000
 def coefficients(decays: np.ndarray, scales: np.ndarray, rounds: int) -> np.ndarray:
     """The coefficients c_0 .. c_{T-1} for T = `rounds`, float64 [T]."""
     powers = decays ** np.arange(rounds - 1)[:, None]
-    rest = np.minimum.accumulate(powers @ scales)  # the coefficients must not increase by rounding
+    rest = np.minimum.accumulate(powers @ scales)  # coefficients must not increase through rounding
     return np.concatenate([[1.0], rest])
 
 

@@ -29,8 +29,8 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 MOST_ROUNDS = 1_000_000
-# largest product of rounds and coefficients, for which accounting takes seconds, also in the
-# service of a node
+# largest product of rounds and coefficients; at this limit, accounting takes only seconds, also in
+# the service of a node
 _MOST_PRODUCTS = 10**9
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9

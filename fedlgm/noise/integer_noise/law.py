@@ -47,7 +47,7 @@ class IntegerNoise(ABC):
 
         Args:
             multiplier: std of the wanted Gaussian noise divided by the largest l2 change of the sum
-                by a neighbouring data set.
+                between neighbouring data sets.
         """
 
     @abstractmethod
