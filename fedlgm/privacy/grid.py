@@ -1,8 +1,8 @@
 """Privacy loss distribution of one sampled Gaussian release on a grid, equal bit for bit to the
 distribution of `dp_accounting`.
 
-`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This
-module applies the same operations to all points at once, in a seventh of the time.
+`dp_accounting` inverts the privacy loss in Python, at one point of the grid at a time. This module
+applies the same operations to all points at once, in a seventh of the time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The orders of Renyi divergences at which the epsilon of sampled Gaussian releases is least.
 
-`dp_accounting.rdp` adds up the terms of one order after another. This module sums the terms of all
+`dp_accounting.rdp` adds up the terms of one order at a time. This module sums the terms of all
 orders at once and only roughly, to find the few orders whose divergences are worth computing. Every
 stated epsilon comes from `dp_accounting`.
 """

@@ -50,7 +50,7 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
         wholes[going] += 1
     size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
-    # Without this, zero would be counted with both signs.
+    # Without this filter, zero would be counted with both signs.
     return np.where(negative, -size, size)[~(negative & (size == 0))]
 
 
