@@ -1,7 +1,7 @@
-"""fedlgm: layer-wise differential privacy for federated learning, every mechanism under one
-accountant.
+"""fedlgm: layer-wise differential privacy for federated learning, with one accountant for all
+mechanisms.
 
-Names load when they are first used, so `import fedlgm` takes almost no time.
+Names are loaded when they are first used, so `import fedlgm` takes almost no time.
 
 >>> import fedlgm
 >>> fedlgm.mechanisms.get("snr-consistent", bound=0.5).bound

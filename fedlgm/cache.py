@@ -2,9 +2,9 @@
 that determines the result.
 
 The folder of the cache is `$FEDLGM_CACHE`, or ~/.cache/fedlgm/computed if this variable is not set;
-with "0", nothing is cached. Only the folder's owner can read it. A cached file saves time but
-proves nothing: its reader must check the content like any untrusted input. Damaged files, and
-folders that cannot be written to, are ignored.
+if the variable is "0", nothing is cached. Only their owner can read the cached files. A cached file
+saves time but proves nothing: the content must be checked like any untrusted input. Damaged files,
+and folders that cannot be written to, are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST = 256  # largest number of files for one kind of computation
 
 
 def folder() -> Path | None:
-    """Return the folder of the cached results; None if nothing is cached."""
+    """Return the folder of the cached results; None if results are not cached."""
     stated = os.environ.get("FEDLGM_CACHE", "")
     if stated == "0":
         return None
@@ -63,8 +63,8 @@ def version_of(package: str) -> str:
 
 
 def load(kind: str, inputs: Mapping[str, Any]) -> bytes | None:
-    """Return the result that is cached for exactly these inputs; None if there is none or its file
-    is damaged.
+    """Return the result that is cached for exactly these inputs; None if there is no such result or
+    its file is damaged.
 
     Args:
         kind: name of the computation.

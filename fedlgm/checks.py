@@ -90,10 +90,10 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
         name: the argument's name, for the message.
         value: the given value; a float without a fraction counts as a whole number.
         least: smallest allowed value.
-        most: largest allowed value; None allows any.
+        most: largest allowed value; None sets no limit.
 
     Returns:
-        The number.
+        The value as an `int`.
 
     Raises:
         ConfigError: the value is not such a number.
@@ -117,7 +117,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
         what: name of the option.
         value: the value.
         known: the known names, or a `Literal` that lists them.
-        owner: beginning of the message.
+        owner: see `check_positive`.
 
     Raises:
         ConfigError: the value is unknown.
@@ -125,7 +125,7 @@ def check_known(what: str, value: Any, known: Any, owner: str = "") -> None:
     Example:
         >>> check_known("accountant", "pld", ["pld", "rdp"])
     """
-    names = getattr(known, "__args__", None) or tuple(known)  # of a Literal
+    names = getattr(known, "__args__", None) or tuple(known)  # the names in a Literal
     if value not in names:
         raise ConfigError(f"{_of(owner)}unknown {what} {value!r}; known: {', '.join(names)}")
 
@@ -156,7 +156,7 @@ def check_fields(owner: str, record: Any) -> None:
     annotations of the class's nearest base class in this package apply.
 
     Args:
-        owner: beginning of the message.
+        owner: see `check_positive`.
         record: the object.
 
     Raises:
@@ -175,7 +175,7 @@ def check_fields(owner: str, record: Any) -> None:
 
 
 def check_annotated(owner: str, kind: type, values: Mapping[str, Any]) -> None:
-    """Refuse values that do not fit the annotations of a class for the same names; see
+    """Refuse values that do not fit the annotations of a class's fields of the same names; see
     `check_fields`.
 
     Example:
@@ -200,8 +200,8 @@ _PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_hint(owner: str, name: str, value: Any, hint: Any) -> None:
-    """Check one value against its annotation. Annotations with types that a recipe cannot contain
-    are ignored.
+    """Check one value against its annotation. Annotations with types that no recipe can contain are
+    ignored.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):

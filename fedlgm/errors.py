@@ -1,4 +1,4 @@
-"""Errors that the user can fix. One clear message states the error, its place, and the remedy.
+"""Errors that the user can fix. The message of each states the error, its place, and the remedy.
 
 The command line prints the message and exits with status 2. Any other exception is a bug and keeps
 its traceback.
@@ -36,17 +36,17 @@ class OtherObjectsError(RunError):
 
 
 class DiskError(RunError):
-    """A run's files cannot be written or read, for example because the disk is full."""
+    """Files of a run that cannot be written or read, for example because the disk is full."""
 
 
 class DivergedError(RunError):
-    """A training in which a value of the model became infinite or NaN. The results of the earlier
+    """Training in which a value of the model became infinite or NaN. The results of the earlier
     rounds remain.
 
     Attributes:
-        largest: (client, l2 norm) of the last round's largest contributions, in descending order,
-            if each contribution arrived separately. The message omits them, because only the
-            operator may know who took part.
+        largest: pairs (client, l2 norm) of the last round's largest contributions, in descending
+            order, if each contribution arrived separately; otherwise empty. The message omits them,
+            because only the operator may know who took part.
     """
 
     largest: tuple[tuple[int, float], ...] = ()
@@ -61,7 +61,9 @@ class MemoryWarning(Notice):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the CPU or on a GPU: PyTorch's allocators have no common error."""
+    """Whether memory ran out, on the CPU or on a GPU. PyTorch's allocators raise different
+    errors.
+    """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

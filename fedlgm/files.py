@@ -39,7 +39,7 @@ _REASONS = _OF_DISKS | {
 PRIVATE = 0o600
 """Mode of a file that only its owner may read or write."""
 PUBLIC = 0o666
-"""Mode of a file that others may read as far as the process's umask permits."""
+"""Mode of a file that others may read and write as far as the process's umask permits."""
 
 
 def path_of(name: str, value: Any) -> Path:
@@ -62,7 +62,7 @@ def path_of(name: str, value: Any) -> Path:
     except (
         TypeError,
         ValueError,
-    ) as error:  # also if there are zero bytes or characters that UTF-8 cannot encode
+    ) as error:  # zero bytes and characters that UTF-8 cannot encode cause a ValueError
         raise ConfigError(f"{name} must be a path, such as 'runs/first', got {value!r}") from error
     except RuntimeError as error:
         raise ConfigError(
@@ -77,8 +77,8 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def is_used(path: Path) -> bool:
-    """Whether a path is in use, so that no new folder can be created there. An empty folder does
-    not count as use.
+    """Whether there is anything at a path except an empty folder, so that no new folder can be
+    created there.
 
     Example:
         >>> import tempfile
@@ -102,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (
         ValueError,
         RecursionError,
-    ) as error:  # also if a number has thousands of digits or lists are nested too deeply
+    ) as error:  # numbers of thousands of digits and deeply nested lists cause other errors
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -153,7 +153,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
             the next writer removes the draft of a killed process.
 
     Raises:
-        OSError: the file cannot be written; errors of the block pass unchanged.
+        OSError: the file cannot be written; errors in the block are raised unchanged.
 
     Example:
         >>> import tempfile
@@ -171,7 +171,7 @@ def replacing(path: Path, mode: int = PRIVATE, *, shared: bool = False) -> Itera
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         permitted = stat.S_IMODE(partial.stat().st_mode)
         yield partial
-        partial.chmod(permitted)  # safetensors replaces the draft by a file of another mode
+        partial.chmod(permitted)  # safetensors may have given it another mode
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)
@@ -203,15 +203,15 @@ def explain_failure(what: str, error: Exception, remedy: str = "") -> str:
 
 @contextmanager
 def disk_errors(folder: Path, what: str) -> Iterator[None]:
-    """Replace errors of the operating system in a block that writes to a folder by a DiskError with
-    one sentence. Other errors pass unchanged.
+    """Replace errors of the operating system in a block that writes to a folder with a DiskError
+    whose message is one sentence. Other errors are raised unchanged.
 
     Args:
-        folder: the folder.
+        folder: the folder that the block works on.
         what: noun for the folder in the message.
 
     Raises:
-        DiskError: a disk is full or may not be written, or a file of the folder cannot be used.
+        DiskError: a disk is full or read-only, or a file in the folder cannot be used.
 
     Example:
         >>> with disk_errors(Path("runs/first"), "run"):
@@ -270,7 +270,7 @@ def draft_folder(path: Path) -> Iterator[Path]:
     the block ends. If there is an error in the block, the draft is removed.
 
     Raises:
-        OSError: the draft cannot be renamed; errors of the block pass unchanged.
+        OSError: the draft cannot be renamed; errors in the block are raised unchanged.
     """
     draft = path.with_name(f".{path.name}.draft-{secrets.token_hex(4)}")
     try:
@@ -330,11 +330,11 @@ def create_durably(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 
 def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
-    """Open a text file for writing. If the file is created, only its owner may read it, from the
-    first moment on.
+    """Open a text file for writing. A new file is created with a mode that lets only its owner read
+    or write it.
 
     Args:
-        path: the file. Its folder is created if there is none.
+        path: the file. Its folder is created if it does not exist.
         mode: "a" to append, "w" to overwrite.
     """
     flags = os.O_CREAT | os.O_WRONLY | (os.O_APPEND if mode == "a" else os.O_TRUNC)
@@ -347,7 +347,9 @@ def open_private(path: Path, mode: Literal["a", "w"]) -> IO[str]:
 
 
 def close_folder(folder: Path) -> None:
-    """Remove all rights of other users on a folder and its contents, if the folder exists."""
+    """Remove other users' rights to a folder and its contents, if the folder exists. Paths whose
+    rights cannot be changed are skipped.
+    """
     for path in (folder, *folder.rglob("*")) if folder.is_dir() else ():
         mode = stat.S_IMODE(path.lstat().st_mode)
         if mode & 0o077 and not path.is_symlink():

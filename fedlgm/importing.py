@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import without garbage collection, which takes a seventh of the time of PyTorch's import.
+    """Import without garbage collection, which would take a seventh of the time that it takes to
+    import PyTorch.
 
-    Only the library's own processes use this, before they read data, because the garbage collector
-    never examines the objects that exist at the end.
+    Only the library's own processes use this function, before they read data, because the garbage
+    collector never examines the objects that exist at the end of the block.
 
     Example:
         >>> with importing():

@@ -2,7 +2,8 @@
 only to name its types.
 
 `torch` is loaded when it is first used. Processes that only read plans, such as a deployment's
-signer, would otherwise use half a gigabyte of memory for nothing. `Tensor` is for annotations.
+signer, would otherwise use half a gigabyte of memory for nothing. Except for type checkers,
+`Tensor` is only a placeholder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Former names of modules, which work for one release, and short public names, which stay.
+"""Former names of modules, which work for one more release, and short public names of modules,
+which remain valid.
 
-A former name gives the module itself, with a DeprecationWarning that states the new name.
+Importing a former name yields the module itself, with a DeprecationWarning that states the new
+name.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SHORT = frozenset(
         "fedlgm.testing",
     }
 )
-"""Short public names of modules that also have a longer name. They give no warning."""
+"""Short public names of modules that also have a longer name. Importing them gives no warning."""
 
 _MOVED = {
     "clients.node": "fedlgm_nodes.service",
@@ -126,7 +128,7 @@ _MOVED = {
 
 
 def new_name(name: str) -> str | None:
-    """Return the present name of a module that had another name before; None for any other name.
+    """Return the present name for a former or short name of a module; None for any other name.
 
     >>> new_name("fedlgm.example_level.engine"), new_name("fedlgm.errors")
     ('fedlgm.training.example_level.engine', None)
@@ -157,9 +159,7 @@ class _Former(MetaPathFinder, InspectLoader):
         return ModuleSpec(fullname, self, origin=spec.origin, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module under its present name, with a warning if the former name is
-        deprecated.
-        """
+        """Return the module under its present name, and warn if the former name is deprecated."""
         name = new_name(spec.name) or ""
         if ".".join(spec.name.split(".")[:2]) not in SHORT:
             warnings.warn(f"{spec.name} is now {name}", DeprecationWarning, stacklevel=2)

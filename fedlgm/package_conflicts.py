@@ -1,4 +1,4 @@
-"""Refusals at import: a user's folders that shadow this library's packages, and Windows."""
+"""Checks at import that refuse Windows, and folders that shadow this library's packages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refuse_windows() -> None:
     """Refuse Windows, because its Python has no `fcntl`, with which ledgers are locked.
 
     Raises:
-        ImportError: this is Windows.
+        ImportError: the operating system is Windows.
     """
     if sys.platform == "win32":
         raise ImportError(

@@ -1,4 +1,4 @@
-"""Names inside the messages between strategy and clients.
+"""Names of the fields in the messages between strategy and clients, and their encoding.
 
 A train message carries the global model, the round's plan and a block of clients. Its reply carries
 the sum of the block's bounded contributions and no other information about a client's data.
@@ -27,14 +27,15 @@ ROUND = "round"
 CLIENTS = "clients"
 PLAN = "plan"
 
-# record in a node's own state: names of the noise keys of its clients' releases under local trust
+# record in a node's own state: fingerprints of the noise keys of its clients' releases under local
+# trust
 RELEASES = "fedlgm.releases"
 # record in a node's own state: root of its keys if it has no seed
 SECRET = "fedlgm.secret"
 
 # keys of the metric record
 DISCARDED = "discarded"
-CLIENT_COUNT = "num-clients"  # clients in the block, which is public
+CLIENT_COUNT = "num-clients"  # number of clients in the block, which is public
 
 # message type of `clients.published_client`
 TRAIN_NORMS = "train.norms"
@@ -44,7 +45,7 @@ PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
 ANY_CLIENT = -1
 
-# bytes before the text of a .npy header, version 1; the last two state the text's length
+# number of bytes before the text of a .npy header, version 1; the last two state the text's length
 _PREFIX = 10
 
 
@@ -69,7 +70,7 @@ def npy(values: np.ndarray) -> bytes:
 @lru_cache(maxsize=64)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Make the header of a C-ordered array in the .npy format. Headers are cached, because the same
-    few occur in every round.
+    few headers occur in every round.
     """
     header = BytesIO()
     described = {
@@ -85,13 +86,13 @@ def view(data: bytes | memoryview) -> np.ndarray:
     """Return the numbers in the data of Flower's `Array`, read-only and without a copy.
 
     Raises:
-        RunError: the data are not exactly one array of numbers in the .npy format, version 1.
+        RunError: the data are not exactly one array in the .npy format, version 1.
     """
     try:
         end = _PREFIX + int.from_bytes(memoryview(data)[_PREFIX - 2 : _PREFIX], "little")
         shape, fortran, dtype = _parse_header(bytes(memoryview(data)[:end]))
         return np.frombuffer(data, dtype, offset=end).reshape(shape, order="F" if fortran else "C")
-    except Exception as error:  # NumPy's parser raises what Python's tokenizer raises
+    except Exception as error:  # NumPy's parser raises errors of many types
         raise RunError(f"an array in a message cannot be read: {error}") from error
 
 

@@ -1,5 +1,5 @@
 """Wording of messages about settings: the key that a message concerns, similar names, and problems
-in the terms of a settings file instead of pydantic's.
+in the terms of a settings file instead of pydantic's terms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def prefix_message(path: str, message: str, owner: str = "", keys: Iterable[str]
     """Prefix a message with the key that it concerns, unless it already begins with this key.
 
     Args:
-        path: a section ("mechanism"), or one of its keys ("data.partition").
+        path: a section ("mechanism"), or a key of a section ("data.partition").
         message: the message, raised by code that does not know the recipe.
         owner: name of the object that the section describes; the message may begin with it.
         keys: keys of the section. A message that begins with a key is about this key.
@@ -72,7 +72,7 @@ FOREIGN = {
     "fraction_fit": "rate",
     "fraction_train": "rate",
 }
-"""Names of settings in other libraries, with the names of the same settings here."""
+"""Names of settings in other libraries, with the names of the same settings in this library."""
 
 
 def alternatives(name: object, known: Iterable[str], *others: str, listed: str = "") -> str:
@@ -82,7 +82,7 @@ def alternatives(name: object, known: Iterable[str], *others: str, listed: str =
     Args:
         name: the unknown name.
         known: the known names.
-        others: other accepted values; mentioned if no known name is similar.
+        others: other accepted values, which are mentioned if no known name is similar.
         listed: command that lists the known names, if they are too many for a message.
 
     >>> alternatives("unifrm", ["uniform", "ladp"], "your own as 'package.module:Class'")
@@ -116,10 +116,10 @@ def first_problem(error: Any) -> str:
 
 
 def describe_problem(problem: Mapping[str, Any], known: Iterable[str] = ()) -> str:
-    """Describe one mistake in a settings file: key, problem, given value.
+    """Describe one mistake in a settings file by its key, the problem and the given value.
 
     Args:
-        problem: one of pydantic's `ValidationError.errors()`.
+        problem: an entry of pydantic's `ValidationError.errors()`.
         known: the known keys of the section in which a key is unknown.
 
     >>> describe_problem({"loc": ("run", "sed"), "type": "extra_forbidden", "msg": "", "input": 1}, ["seed"])
@@ -168,7 +168,7 @@ def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
 
 _LONGEST = 200
 
-_WORDS = {  # instead of pydantic's words
+_WORDS = {  # these replace pydantic's messages
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be below {lt}",

@@ -2,7 +2,7 @@
 `fedlgm.noise.release` chooses between the two.
 
 `draw` is for small NumPy vectors (applications, closed-form checks) and `add_noise_` for model
-updates. Every draw takes a named stream of `fedlgm.noise.keys`; no function reads a global
+updates. Every draw uses a named stream of `fedlgm.noise.keys`; no function reads a global
 generator.
 """
 
@@ -21,8 +21,9 @@ from fedlgm.libraries import Tensor, torch
 
 Family = Literal["gaussian", "laplace"]
 NoiseBackend = Literal["cpu", "torch", "triton"]
-"""Generator of noise: this module ("cpu"), or the kernels in torch (any device) or in Triton
-(GPUs)."""
+"""Generator of noise: "cpu" is this module, and "torch" (any device) and "triton" (GPUs) are the
+kernels.
+"""
 LEAST_SCALE = 2.0**-100
 """Smallest noise scale above 0; its inverse is the largest scale."""
 GRID_BITS = 10
@@ -40,7 +41,7 @@ def draw(
     Args:
         family: "gaussian" (`scale` is the standard deviation) or "laplace" (`scale` is the
             parameter b, std sqrt(2) b).
-        scale: non-negative scales, broadcast against `size`; a zero scale gives exactly zero.
+        scale: non-negative scales, broadcast to `size`; a zero scale gives exactly zero.
         rng: stream to draw from.
         size: shape of the result; by default the shape of `scale`.
 
@@ -61,15 +62,15 @@ def add_noise_(
 ) -> Tensor:
     """Add independent noise to each part of a flat vector, in place.
 
-    The result is rounded to a grid of 2^-10 of the part's noise scale (a power of two), because the
-    low bits of a floating-point sum would otherwise reveal the summand (see
+    The result is rounded to a grid whose step is a power of two, about 2^-10 of the part's noise
+    scale, because the low bits of a floating-point sum could otherwise reveal the summand (see
     docs/decisions/training.md, section Floating point).
 
     Args:
         total: float32 or float64 vector [sum of sizes] on the CPU, or several vectors [rows, sum of
             sizes]. The result of a vector does not depend on the other vectors.
-        parts: (size, scale) of each part in order; scale is the std (Gaussian) or b (Laplace); 0
-            adds nothing.
+        parts: pair (size, scale) of each part, in order. The scale is the std (Gaussian) or b
+            (Laplace); a scale of 0 adds nothing.
         streams: one generator for each part of each vector, one vector after another.
         family: "gaussian" or "laplace".
 
@@ -77,7 +78,7 @@ def add_noise_(
         `total`.
 
     Raises:
-        ConfigError: vector, parts and streams do not fit.
+        ConfigError: vector, parts and streams do not fit each other.
         PrivacyError: a noise scale is outside [2^-100, 2^100] and not 0.
     """
     rows = total if total.ndim == 2 else total[None]
@@ -102,7 +103,7 @@ def unit_noise(sizes: Sequence[int], streams: Sequence[torch.Generator]) -> Tens
     of sizes].
 
     Args:
-        sizes: coordinates of each part.
+        sizes: number of coordinates of each part.
         streams: one generator for each part.
     """
     out = torch.empty(sum(sizes), dtype=torch.float64)
@@ -125,8 +126,8 @@ def add_scaled_(piece: Tensor, noise: Tensor, scale: float) -> None:
     """Add `scale` times given noise to a vector or to rows, in place, and round to the grid of the
     scale.
 
-    See `add_noise_`. Rows are added one by one: the last numbers of a vector do not fill a
-    register, and PyTorch may round these numbers differently from the other numbers.
+    See `add_noise_`. Noise is added row by row, so that a row's result does not depend on other
+    rows. PyTorch may round the last numbers of a tensor, which do not fill a register, differently.
     """
     check_scale(scale)
     if scale > 0:
@@ -150,7 +151,7 @@ _CHUNK = 1 << 18
 def _draw_pieces(
     part: Tensor, family: Family, streams: Sequence[torch.Generator], buffer: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of a part [rows, size] with their unit noise.
+    """Yield the pieces of a part [rows, size], each with its unit noise.
 
     The pieces are small enough for the cache and large enough that redrawing their tails adds
     little overhead.
@@ -162,14 +163,15 @@ def _draw_pieces(
 
 
 def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> None:
-    """Unit noise of each row's stream in single precision, with the tail redrawn in double
-    precision.
+    """Fill each row with unit noise from its stream, in single precision, and draw the tail again
+    in double precision.
 
-    With single-precision uniforms, a normal ends at 5.77 standard deviations and an exponential at
-    16.6, and both are coarse shortly before their ends. One client's change moves many coordinates,
-    so in a large model the coarse ends alone would exceed a usual delta. A value beyond `_TAIL` is
-    therefore replaced by a draw from the exact conditional law. This concerns about one value in
-    two or three thousand and takes hardly any time.
+    With uniform numbers in single precision, normal numbers end at 5.77 standard deviations and
+    exponential numbers at 16.6, and both are coarse shortly before their ends. One client's change
+    moves many coordinates, so in a large model the coarse ends alone would exceed a usual delta. A
+    value beyond `_TAIL_NORMAL` or `_TAIL_EXPONENTIAL` is therefore replaced by a draw from the
+    exact conditional distribution. This concerns about one value in two or three thousand and takes
+    hardly any time.
     """
     if family == "gaussian":
         for row, stream in zip(out.unbind(), streams, strict=True):
@@ -193,7 +195,7 @@ def _fill(out: Tensor, family: Family, streams: Sequence[torch.Generator]) -> No
         tail = _beyond(row.numpy(), _TAIL_EXPONENTIAL)
         uniform = torch.from_numpy(_positive_uniform(len(tail), stream))
         row[tail] = (_TAIL_EXPONENTIAL - uniform.log()).to(row.dtype)
-        # The fair sign comes from a separate draw.
+        # The sign is drawn separately.
         row.mul_(torch.randint(0, 2, row.shape, generator=stream, dtype=row.dtype).mul_(2).sub_(1))
 
 
@@ -207,12 +209,12 @@ def _tail_probability() -> float:
 
 
 def _beyond(values: np.ndarray, limit: float) -> np.ndarray:
-    """Flat indices of values beyond `limit` in magnitude (NumPy searches three times as fast as
-    torch here).
+    """Flat indices of the values whose magnitude exceeds `limit`. NumPy finds these indices three
+    times as fast as torch.
     """
     return np.flatnonzero(np.abs(values) > limit)
 
 
 def _positive_uniform(count: int, stream: torch.Generator) -> np.ndarray:
-    """Uniform on multiples of 2^-53 in (0, 1], float64 [count]."""
+    """Uniform draws from the multiples of 2^-53 in (0, 1], float64 [count]."""
     return 1.0 - torch.rand(count, generator=stream, dtype=torch.float64).numpy()

@@ -6,7 +6,7 @@ contribution in grid units. Integers are added modulo 2^32, so the order of addi
 and masks cancel exactly.
 
 Source: Kairouz, Liu and Steinke 2021. The paper bounds the norm of the integers by a formula; this
-module checks the norm.
+module checks the norm itself.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fedlgm.noise.integer_noise import IntegerNoise
 from fedlgm.planning.views import Plan
 
 BITS = 32
-"""Bits of a word; sums are taken modulo 2^BITS."""
+"""Number of bits of a word; sums are taken modulo 2^BITS."""
 WRAP = 1e-9
-"""Largest probability that any coordinate of an honest round's sum leaves the range of a word."""
+"""Largest probability that a coordinate of a sum of honest nodes leaves the range of a word."""
 
 _FINEST = 2**24
 _LEAST_UNITS = 4
 """Least number of grid units in a bound, divided by the root of the number of coordinates. Rounding
-to a coarser grid shortens a contribution by more than a hundredth. It takes minutes for a
-contribution near the bound, but no time for a short contribution.
+to a coarser grid shortens a contribution by more than a hundredth. Such rounding takes minutes for
+a contribution near the bound, but hardly any time for a short contribution.
 """
 _ATTEMPTS = 20
 _SHRINK = 1 - 2.0**-8
@@ -59,7 +59,7 @@ class IntegerGrid:
         colluders: number m of nodes that may collude with the server.
         size: number d of coordinates of the sum.
         units: l2 bound c of one contribution, in grid units.
-        noise: law of the nodes' noise.
+        noise: distribution of the nodes' noise.
         variance: variance of each node's noise, in squared grid units.
         scale: value of a grid unit in each part of the sum, as pairs (number of coordinates,
             value).
@@ -104,7 +104,7 @@ class IntegerGrid:
                 "privacy.epsilon"
             )
         parts = tuple((part.size, part.sigma / (units * multiplier)) for part in plan.parts)
-        # The honest nodes' noise alone has the planned variance (units * z)^2.
+        # The honest nodes' noise alone has the planned variance (units * multiplier)^2.
         variance = law.variance((units * multiplier) ** 2, honest)
         return cls(
             asked, shares.threshold, shares.colluders, plan.size, units, law, variance, parts
@@ -126,20 +126,20 @@ class IntegerGrid:
 
     @property
     def noise_over_central(self) -> float:
-        """Ratio of the noise in a sum of all nodes to the noise that a trusted server would add at
-        the same epsilon: sqrt(n / (t - m)).
+        """Standard deviation of the noise in a sum of all nodes, divided by that of the noise which
+        a trusted server would add at the same epsilon: sqrt(n / (t - m)).
         """
         return math.sqrt(self.asked / (self.threshold - self.colluders))
 
     def share(
         self, contribution: np.ndarray, rounding: np.random.Generator, noise: np.random.Generator
     ) -> np.ndarray:
-        """One node's contribution in grid units with the node's noise.
+        """One node's contribution, rounded to the grid, plus the node's noise.
 
         Args:
-            contribution: bounded by the plan, float64 [size].
+            contribution: the contribution, within the plan's bounds, float64 [size].
             rounding: stream of the rounding.
-            noise: stream of the noise; it must serve no other sum.
+            noise: stream of the noise, which must not be used for another sum.
 
         Returns:
             int64 [size], not yet reduced to words.
@@ -178,11 +178,11 @@ class IntegerGrid:
 
 
 def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np.ndarray:
-    """Values rounded up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart
-    from this condition, the rounding has no bias.
+    """Round values up or down at random so that sum x_i^2 <= bound^2 holds in integers. Apart from
+    this condition, the rounding has no bias.
 
-    A draw that violates the condition is repeated; after 20 failures the values shrink by 2^-8. If
-    the grid is much finer than bound / sqrt(d), the first draw meets the condition.
+    A draw that violates the condition is repeated; after 20 failures the values are multiplied by
+    255/256. If the grid is much finer than bound / sqrt(d), the first draw meets the condition.
 
     Args:
         values: float64 [d] of l2 norm at most the bound, up to the rounding of float64.
@@ -212,8 +212,8 @@ def round_within(values: np.ndarray, bound: int, rng: np.random.Generator) -> np
 
 
 def words(values: np.ndarray) -> np.ndarray:
-    """Whole numbers, int64 or float64, modulo 2^32 as uint32; words are added by NumPy's wrapping
-    addition.
+    """Reduce whole numbers, int64 or float64, modulo 2^32 to uint32. NumPy adds such words modulo
+    2^32.
 
     Example:
         >>> words(np.array([-1, 2**32 + 5])).tolist()
@@ -223,7 +223,7 @@ def words(values: np.ndarray) -> np.ndarray:
 
 
 def centred(total: np.ndarray) -> np.ndarray:
-    """Words as whole numbers in [-2^31, 2^31), int64.
+    """Convert words to whole numbers in [-2^31, 2^31), int64.
 
     Example:
         >>> centred(words(np.array([-1, 7])) + words(np.array([-1, -9]))).tolist()
@@ -237,7 +237,7 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
     2^(bits-1)).
 
     Args:
-        bits: bits of a word.
+        bits: number of bits of a word.
         deviation: standard deviation of the noise in the sum, in grid units.
         coordinates: number of coordinates.
         reach: largest absolute value of the sum without noise.
@@ -246,7 +246,8 @@ def wrap_probability(bits: int, deviation: float, coordinates: int, reach: float
         >>> f"{wrap_probability(16, 5000.0, 1):.4e} {wrap_probability(16, 5000.0, 10**6):.4e}"
         '5.6166e-11 5.6165e-05'
     """
-    # Two Gaussian tails, beyond the part of the range that the sum without noise leaves free.
+    # The probability of two Gaussian tails beyond the distance from the largest sum without noise
+    # to the end of the range.
     each = 2 * float(scipy.special.ndtr(-max(0.0, 2.0 ** (bits - 1) - reach) / deviation))
     return -math.expm1(coordinates * math.log1p(-each)) if each < 1 else 1.0
 
@@ -259,7 +260,7 @@ def bits_needed(asked: int, units: int, deviation: float, coordinates: int) -> i
         asked: number of nodes.
         units: l2 bound of each contribution, in grid units.
         deviation: standard deviation of the noise in the sum, in grid units.
-        coordinates: coordinates of the sum.
+        coordinates: number of coordinates of the sum.
 
     Example:
         >>> bits_needed(100, 600, 600.0, 26_010), bits_needed(1000, 12_000, 12_000.0, 11_200_000)

@@ -1,7 +1,8 @@
 """Keyed randomness: every stream is named by (root, purpose, round, client, layer, ...).
 
 The values of a stream depend only on its name, not on the number of workers, the order of calls or
-the launcher. `numpy.random.SeedSequence` hashes names, so two different names never share a stream.
+the launcher. `numpy.random.SeedSequence` hashes names to 128 bits, so different names have
+different streams unless their hashes collide.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 from fedlgm.errors import ConfigError
 from fedlgm.libraries import torch
 
-_ROOT_LIMIT = 2**128  # SeedSequence mixes the path after the first four words of the root
+_ROOT_LIMIT = 2**128  # a root has four words of 32 bits, after which SeedSequence mixes the path
 
 
 class Purpose(IntEnum):
-    """Purpose of a stream, as a part of the stream's name. Runs store these numbers: never change a
-    number, only append new ones.
+    """Purpose of a stream, as a part of the stream's name. Runs store these numbers, so never
+    change a number, and only append new ones.
 
     Example:
         >>> keys = KeyRing.from_seed(7)
@@ -70,7 +71,7 @@ class KeyRing:
             raise ConfigError(f"seed must be an integer in [0, 2**128), got {self.root}")
 
     def __repr__(self) -> str:
-        """Omits a secret root, because logs and tracebacks show the fields of objects."""
+        """Text that omits a secret root, because logs and tracebacks show the fields of objects."""
         return "KeyRing(<secret>)" if self.secret else f"KeyRing(root={self.root})"
 
     @classmethod
@@ -79,7 +80,9 @@ class KeyRing:
         return cls(secrets.randbits(128), secret=True) if seed is None else cls(int(seed))
 
     def derive(self, *facts: bytes | memoryview) -> KeyRing:
-        """A separate ring for every sequence of `facts`. It is secret if this ring is secret."""
+        """A different ring for each sequence of `facts`. The new ring is secret if this ring is
+        secret.
+        """
         digest = hashlib.blake2b(digest_size=16, key=self.root.to_bytes(16, "little"))
         for fact in facts:
             digest.update(len(fact).to_bytes(8, "little"))
@@ -103,8 +106,8 @@ class KeyRing:
         return np.random.SeedSequence(np.frombuffer(named, "<u4").astype(np.uint32, copy=False))
 
     def words(self, count: int, purpose: Purpose, *path: int) -> np.ndarray:
-        """`count` 32-bit words of the named stream, for generators that take a key (uint32, shape
-        [count]).
+        """Draw `count` 32-bit words from the named stream, for generators that take a key (uint32,
+        shape [count]).
         """
         return _state(self.sequence(purpose, *path), count)
 
@@ -115,7 +118,7 @@ class KeyRing:
     def torch_generator(self, purpose: Purpose, *path: int) -> torch.Generator:
         """CPU torch generator of the named stream. The name determines its whole 19,968-bit state.
 
-        For the CPU generator `Generator.manual_seed` keeps only 32 bits of a seed, so two of forty
+        For the CPU generator, `Generator.manual_seed` uses only 32 bits of a seed, so two of forty
         thousand layers would share a stream with probability 0.17. The state is therefore written
         directly.
         """
@@ -125,8 +128,8 @@ class KeyRing:
 
 
 def _state(sequence: np.random.SeedSequence, count: int) -> np.ndarray:
-    """`sequence.generate_state(count)`, with all words computed at once. NumPy computes them one
-    after the other in Python's numbers.
+    """The result of `sequence.generate_state(count)`, with all words computed at once. NumPy
+    computes them one after the other, which takes longer.
     """
     before, after = _hash_constants(count)
     words = sequence.pool ^ before

@@ -74,9 +74,9 @@ class Noising:
     anyway.
 
     Attributes:
-        total: the sum, [plan.size]; unchanged until `add_`.
+        total: the sum, [plan.size]; it is unchanged until `add_` is called.
         plan: the round's plan.
-        ring: ring of this noise, from `of`.
+        ring: key ring of this noise, which `of` derives.
         round: round number, from 1.
         party: see `release`.
         backend: see `release`.
@@ -111,13 +111,13 @@ class Noising:
         backend: NoiseBackend = "cpu",
         run_noise: RunNoise | None = None,
     ) -> Noising:
-        """The noise of this sum. The arguments are those of `release`.
+        """The noise for this sum. The arguments are those of `release`.
 
         Raises:
             ConfigError: the sum is neither float32 nor float64.
             PrivacyError: `run_noise` is missing although noise is correlated, or the plan's noise
                 is added in shares.
-            RunError: the earlier noise of the run is not known.
+            RunError: the earlier noise of the run cannot be drawn again.
         """
         if not plan.facts.noised_by.alone:
             raise PrivacyError(
@@ -138,7 +138,7 @@ class Noising:
 
     def add_(self) -> Tensor:
         """Add the noise to the sum, in place. Charge the ledger with `plan.event` BEFORE calling
-        this. Errors are as for `release`.
+        this method. The errors are those of `release`.
         """
         return self.source.add_(
             self.total, self.plan, self.ring, self.round, self.party, self.backend
@@ -155,9 +155,10 @@ def release(
     run_noise: RunNoise | None = None,
 ) -> Tensor:
     """Add the plan's noise to a bounded sum, in place. Charge the ledger with `plan.event` BEFORE
-    calling this.
+    calling this function.
 
-    The result is private under the relation `plan.facts.relation`, at the cost `plan.event`.
+    The result is differentially private under the relation `plan.facts.relation`, at the cost
+    `plan.event`.
 
     Args:
         total: sum of bounded contributions (central trust) or one client's contribution (local
@@ -175,7 +176,7 @@ def release(
         run_noise: the noise of the run so far, if the plan's noise is correlated over rounds.
 
     Returns:
-        `total`, now safe to publish under `plan.guarantee`.
+        `total`, which may now be published under `plan.guarantee`.
 
     Raises:
         ConfigError: the backend does not run on the device of `total`, or `total` has another type.
@@ -206,10 +207,11 @@ def local_release(
     """One client's release under local trust: its bounded update plus the client's own noise.
 
     The noise depends on the bounded contribution. If the client's data have changed, the same
-    request gets new noise, a new name and a new charge. Otherwise it gets the same bits.
+    request gets new noise, a new name and a new charge. Otherwise, it gets the same bits as before.
 
     Args:
-        updates: [1, D]; None for a client without data, which releases only noise.
+        updates: the client's update, [1, D]; None for a client without data, which releases only
+            noise.
         plan: bounds and noise for this client.
         keys: the client's secret ring, derived from everything that determines the release except
             the data.
@@ -253,13 +255,14 @@ def local_releases(
 ) -> tuple[Tensor, list[str]]:
     """Releases of several clients, each as `local_release` makes it.
 
-    On the CPU, small releases cost half as much if each step is done for several clients in a row.
+    On the CPU, small releases take half as long if each step is done for all clients at once.
 
     Args:
         updates: one row for each client, [b, D]; None for clients without data, which release only
             noise.
         plan: see `local_release`.
-        keys: the clients' ring; a client's noise also depends on its number and its contribution.
+        keys: the ring of all these clients; a client's noise also depends on the client's number
+            and contribution.
         round: see `local_release`.
         clients: the clients' numbers, [b].
         backend: see `release`.
@@ -287,8 +290,8 @@ def local_releases(
 def fingerprint(
     keys: KeyRing, round: int, party: int = SERVER, backend: NoiseBackend = "cpu"
 ) -> str:
-    """Public name of a release's noise key, for the ledger; equal names mean equal noise. Arguments
-    as for `release`.
+    """Public name of a release's noise key, for the ledger; equal names mean equal noise. The
+    arguments are those of `release`.
 
     Example:
         >>> keys = KeyRing.from_seed(1)
@@ -300,7 +303,9 @@ def fingerprint(
 
 
 def _bind_keys(keys: KeyRing, exact: Tensor, plan: ReleasePlan) -> KeyRing:
-    """Ring of the noise for a vector [n] that a plan is about to release, see `Noising`."""
+    """Ring of the noise for a vector [n] that is about to be released under a plan; see
+    `Noising`.
+    """
     if not keys.secret:
         return keys
     values = np.ascontiguousarray(exact.detach().cpu().numpy()).view(np.uint8).data

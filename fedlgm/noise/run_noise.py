@@ -1,9 +1,9 @@
-"""Drawing a release's noise: independent, or correlated with the noise of all rounds so far.
+"""Draws a release's noise, which is independent or correlated with the noise of all rounds so far.
 
-Correlated noise of round t is w_t, row t of C^-1 z, with z_r independent and drawn by the ring of
-round r. The key rings of the past rounds are therefore the whole state, and a resumed run draws the
-same bits as an uninterrupted run. Rings and releases together reveal the sums, so the rings must
-stay as secret as the sums.
+Correlated noise of round t is w_t, row t of C^-1 z, where each z_r is independent and drawn with
+the ring of round r. The key rings of the past rounds are therefore the complete state, and a
+resumed run draws the same bits as an uninterrupted run. Rings and releases together reveal the
+sums, so the rings must stay as secret as the sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-import fedlgm  # the module `correlation` loads SciPy, which workers do not need
+import fedlgm  # `fedlgm.correlation` is loaded only when used, because it loads SciPy
 from fedlgm.aggregation import kernels, part_offsets
 from fedlgm.checks import check_count
 from fedlgm.errors import ConfigError, PrivacyError, RunError
@@ -29,7 +29,7 @@ from fedlgm.privacy.ledger import SERVER
 
 
 class Independent(NoiseSource[ReleasePlan]):
-    """Independent noise: the noise of every release depends only on its own ring.
+    """Independent noise, which depends only on the ring of its release.
 
     Example:
         >>> ring = KeyRing.from_seed(1)
@@ -38,7 +38,7 @@ class Independent(NoiseSource[ReleasePlan]):
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The keys."""
+        """The same keys, because earlier rounds do not matter."""
         return keys
 
     @override
@@ -111,12 +111,14 @@ def noise_source(plan: ReleasePlan, run_noise: RunNoise | None) -> NoiseSource[R
 
 
 Draw = Callable[[KeyRing, int], Tensor]
-"""(ring, round) -> z of that round, N(0, 1), float64 [size]; equal arguments give equal bits."""
+"""A function from a ring and a round to z of that round, N(0, 1), float64 [size]. Equal arguments
+give equal bits.
+"""
 
 
 class NoiseRings:
-    """The secret ring of each round's noise, in memory. A run that must survive its process keeps
-    the rings in a file.
+    """The secret ring of each round's noise, in memory. A run that must survive its process stores
+    the rings in a file instead.
 
     If a round is released again with other noise, its ring is replaced, because later noise depends
     on the last release.
@@ -132,14 +134,14 @@ class NoiseRings:
         self._rings: dict[int, KeyRing] = {}
 
     def keep(self, round: int, ring: KeyRing) -> None:
-        """Remember the ring of a round (from 1) before that round is released."""
+        """Store the ring of a round (from 1) before that round is released."""
         self._rings[round] = ring
 
     def first(self, rounds: int) -> list[KeyRing]:
         """Rings of the rounds 1 to `rounds`.
 
         Raises:
-            RunError: a ring is unknown.
+            RunError: the ring of one of these rounds is unknown.
         """
         missing = [round for round in range(1, rounds + 1) if round not in self._rings]
         if missing:
@@ -155,7 +157,7 @@ class NoiseRings:
         about the rings.
 
         Raises:
-            RunError: a ring is unknown.
+            RunError: the ring of one of these rounds is unknown.
         """
         named = hashlib.sha256(b"noise of a run")
         for ring in self.first(rounds):
@@ -189,8 +191,8 @@ class RunNoise:
         self._done = 0
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The run's ring for a round's noise. A secret ring leads to a different ring for every
-        different past.
+        """The ring from which a round's noise is drawn. If `keys` are secret, the ring also depends
+        on the rings of all earlier rounds.
 
         The same sum after different earlier releases is a different release. With the same z, the
         difference of two such releases would reveal the difference of the earlier sums without
@@ -212,16 +214,16 @@ class RunNoise:
         draw: Draw,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is kept
-        first.
+        """Noise w_t of a round for z of standard deviation 1, float64 [size]. The ring is stored
+        before the noise is drawn.
 
         Args:
-            noise: C of the run.
-            size: numbers drawn in every round.
+            noise: the correlation C of the run.
+            size: number of values that are drawn in every round.
             round: number of the round, from 1.
             ring: ring of this round's z.
-            draw: draw of a round's z.
-            device: device of the draw.
+            draw: function that draws a round's z.
+            device: device on which the noise is computed.
 
         Raises:
             PrivacyError: C or the size differs from earlier rounds, or C does not cover this round.
@@ -248,7 +250,7 @@ class RunNoise:
             stream.replay(lambda t: draw(past[t], t + 1), round - 1)
         if ring.secret:
             self._rings.keep(round, ring)
-        self._done = -1  # no stream until it has drawn this round: after an error it is made again
+        self._done = -1  # after an error in the next line, the stream must be made again
         w = stream.next(draw(ring, round))
         self._done = round
         return w
@@ -256,8 +258,8 @@ class RunNoise:
     def skip(self, round: int, ring: KeyRing) -> None:
         """Skip a round that releases nothing. Its noise is drawn when a later round depends on it.
 
-        At this point the size of the other rounds may be unknown, for example if this round has no
-        queries.
+        At this point, the number of values in other rounds may be unknown, for example if this
+        round has no queries.
 
         Args:
             round: number of the round, from 1.
@@ -270,7 +272,7 @@ class RunNoise:
             self._rings.first(round - 1)
             self._rings.keep(round, ring)
         if round <= self._done:
-            self._done = -1  # the noise of later rounds depended on another ring
+            self._done = -1  # the noise that was drawn for later rounds depends on another ring
 
     def add_(
         self,
@@ -284,7 +286,7 @@ class RunNoise:
         """Add sigma_j w_t to every part; see `NoiseSource.add_`.
 
         In every round, z is drawn for all layers and queries, including those that are not
-        released: the noise of a layer continues while the layer is not released.
+        released, because the noise of a layer continues while the layer is not released.
 
         Raises:
             PrivacyError: the plan belongs to another round.

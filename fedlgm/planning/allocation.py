@@ -21,8 +21,9 @@ from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
 
 Rule = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(clip bounds s [K], layer sizes d [K], both float64) -> budget shares [K] >= 0, of any positive
-sum."""
+"""A function from clip bounds s [K] and layer sizes d [K], both float64, to budget shares [K] >= 0
+of any positive sum.
+"""
 
 # Unnormalised share s_j * sqrt(w_j), where w_j is the weight in the rule's objective.
 _SHARES: Registry[Rule] = Registry(
@@ -33,19 +34,19 @@ _SHARES: Registry[Rule] = Registry(
         "dimension-adjusted": lambda s, d: d,  # w = d^2 / s^2: equal SNR in every layer
         "min-total-noise": lambda s, d: s * np.sqrt(d),  # w = d
         "snr-consistent": lambda s, d: np.sqrt(d),  # w = d / s^2: least sum of 1 / SNR
-        # linear objective: a vertex of the simplex
+        # The objective is linear in the shares, so one layer gets the whole budget.
         "max-snr-sum": lambda s, d: np.eye(len(d))[int(np.argmin(d))],
     },
 )
 
 MECHANISMS: Registry[Any] = Registry("mechanism")
 """The mechanisms that are not rules, by name. `fedlgm.mechanisms` fills this registry. No rule may
-have the name of a mechanism in it.
+have the same name as one of them.
 """
 
 
 def names() -> tuple[str, ...]:
-    """Known allocation rules.
+    """Names of the known allocation rules.
 
     Example:
         >>> names()[:3]
@@ -56,15 +57,15 @@ def names() -> tuple[str, ...]:
 
 @registers
 def register(name: str, rule: Rule) -> None:
-    """Add an allocation rule for `shares(name, ...)`, and the mechanism `name` with every option of
-    the bundled rules.
+    """Add an allocation rule for `shares(name, ...)`, and a mechanism of the same name with the
+    same options as the mechanisms of bundled rules.
 
     The workers of a study or of an engine get the rule from this process. In a recipe that other
     people run, name the rule as "package.module:function" instead.
 
     Args:
         name: a new name.
-        rule: budget shares from public bounds and sizes; see `Rule`.
+        rule: function that computes budget shares from public bounds and sizes; see `Rule`.
 
     Raises:
         ConfigError: the name is taken, or the rule is not a function.
@@ -97,8 +98,8 @@ def shares(
         dims: layer sizes d_j >= 1.
 
     Raises:
-        ConfigError: the strategy is unknown, bounds and sizes do not fit, or a rule does not return
-            shares.
+        ConfigError: the strategy is unknown, bounds and sizes do not fit each other, or a rule does
+            not return shares.
 
     >>> shares("dimension-adjusted", [1.0, 1.0], [1, 3]).tolist()
     [0.25, 0.75]
@@ -106,7 +107,7 @@ def shares(
     s, d = np.asarray(clip, dtype=np.float64), np.asarray(dims, dtype=np.float64)
     rule = _SHARES.find(strategy)
     _check_lengths(1, clip=s, dims=d)
-    if not 0 < s.min() <= s.max() < np.inf:  # refuses NaN, too
+    if not 0 < s.min() <= s.max() < np.inf:  # also refuses NaN
         raise ConfigError(f"clip bounds must be finite and positive, got {s.tolist()}")
     if not 1 <= d.min() <= d.max() < np.inf:
         raise ConfigError(f"layer sizes must be finite and at least 1, got {d.tolist()}")
@@ -131,8 +132,8 @@ def allocate(
     """Noise standard deviation sigma_j of each layer of the SUM of contributions.
 
     If `sum of contributions + N(0, sigma_j^2 I)` is released layer by layer, the release costs
-    exactly one Gaussian mechanism with noise multiplier `noise_multiplier` under add-or-remove-one:
-    sum_j s_j^2 / sigma_j^2 = 1 / noise_multiplier^2.
+    exactly as much as one Gaussian mechanism with noise multiplier `noise_multiplier` under
+    add-or-remove-one: sum_j s_j^2 / sigma_j^2 = 1 / noise_multiplier^2.
 
     Args:
         strategy: one of `names()`.
@@ -142,11 +143,11 @@ def allocate(
         noise_multiplier: sigma_* > 0 of the whole release.
 
     Returns:
-        float64 [K]; `inf` where a layer gets no share and must not be released. ("max-snr-sum"
+        float64 [K]; `inf` for layers that get no share and must not be released. ("max-snr-sum"
         releases only the smallest layer, or the first of several smallest layers.)
 
     Raises:
-        ConfigError: the strategy is unknown, or the arguments do not fit.
+        ConfigError: the strategy is unknown, or an argument is out of range.
 
     Source: SNR-consistent allocation paper, equations 5 to 12.
 
@@ -164,12 +165,13 @@ def spread(
     float64 [K].
 
     Args:
-        share: p_j >= 0, [K]. They must sum to 1 for the release to have multiplier sigma_*.
+        share: budget shares p_j >= 0, [K], which must sum to 1 for the release to have multiplier
+            sigma_*.
         clip: l2 bounds s_j of one unit's contribution to each layer, [K].
         noise_multiplier: sigma_* of the whole release.
 
     Returns:
-        sigma_j of the SUM of contributions; `inf` where p_j = 0, for a layer that must not be
+        sigma_j of the SUM of contributions; `inf` for layers with p_j = 0, which must not be
         released.
 
     Raises:
@@ -188,12 +190,12 @@ def spread(
 def effective_multiplier(
     clip: Sequence[float] | np.ndarray, sigma: Sequence[float] | np.ndarray
 ) -> float:
-    """sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2), the multiplier of the Gaussian mechanism that
-    equals this release.
+    """Noise multiplier sigma_eff = (sum_j s_j^2 / sigma_j^2)^(-1/2) of the Gaussian mechanism that
+    is equivalent to this release.
 
     Division of each layer by sigma_j (whitening) turns the release into a Gaussian mechanism of
-    this multiplier. The equality also holds in RDP, PLD and GDP accounting and under Poisson
-    sampling. A layer with s_j > 0 and sigma_j = 0 gives 0: no privacy.
+    this multiplier. The equivalence also holds in RDP, PLD and GDP accounting and under Poisson
+    sampling. If a layer has s_j > 0 and sigma_j = 0, the result is 0, which means no privacy.
 
     Args:
         clip: l2 bounds s_j >= 0 of one unit's contribution to each layer, [K].
@@ -214,7 +216,7 @@ def effective_multiplier(
 
 
 def floor_digits(value: float, digits: int) -> float:
-    """`value` >= 0, rounded down to `digits` significant digits.
+    """Round `value` >= 0 down to `digits` significant digits.
 
     >>> floor_digits(2 / 3, 4)
     0.6666
@@ -226,7 +228,7 @@ def floor_digits(value: float, digits: int) -> float:
 
 
 def _check_lengths(least: int, **vectors: np.ndarray) -> None:
-    """Refuse two arrays unless both are vectors of the same length, which is at least `least`."""
+    """Require that both arrays are vectors of the same length, which is at least `least`."""
     (first, left), (second, right) = vectors.items()
     if left.ndim != 1 or left.shape != right.shape or left.size < least:
         raise ConfigError(

@@ -24,8 +24,9 @@ class Allocator:
     Attributes:
         participations: number k of rounds of a block in which a unit takes part.
         block: number of rounds of a block.
-        uniform: uniform numbers in [0, 1) of all units for a round (from 1), float64 [units]; they
-            are equal at every call, independent between rounds, and secret.
+        uniform: function that returns, for a round (from 1), a uniform number in [0, 1) for each
+            unit, float64 [units]. The numbers are equal at every call, independent between rounds,
+            and secret.
 
     Example:
         >>> numbers = lambda round: np.random.default_rng(round).random(4)
@@ -39,12 +40,12 @@ class Allocator:
     participations: int
     block: int
     uniform: Callable[[int], np.ndarray]
-    _after: int = field(default=0, repr=False)  # rounds of the block that are counted in `_taken`
+    _after: int = field(default=0, repr=False)  # the last round that is counted in `_taken`
     _taken: np.ndarray | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, sampling: Sampling, uniform: Callable[[int], np.ndarray]) -> Allocator:
-        """The draws of a sampling scheme with random allocation."""
+        """The allocator of a sampling scheme with random allocation."""
         return cls(sampling.participations or 0, sampling.block or 1, uniform)
 
     def draw(self, round: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """How a run's rounds are charged: one by one, or as parts of one mechanism.
 
-How noise is drawn is a separate question, which `fedlgm.noise.run_noise` answers. For example,
-independent noise under cyclic sampling is drawn round by round, but charged as one mechanism.
+How noise is drawn is decided separately, in `fedlgm.noise.run_noise`. For example, independent
+noise under cyclic sampling is drawn round by round, but charged as one mechanism.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ amplify the run.
 
 
 class _Plan(views.Plan, Protocol):
-    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that its charge uses."""
+    """The numbers of a plan (`fedlgm.planning.plan.ReleasePlan`) that charges depend on."""
 
     @property
     def place(self) -> int:
@@ -57,12 +57,15 @@ class _Mechanism(Protocol):
         """Cost of each round relative to a release at the run's multiplier."""
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse a run that is charged as one mechanism if the mechanism does not support this."""
+        """Refuse a run whose rounds are charged together if this mechanism does not support such
+        runs.
+        """
 
 
 @dataclass(frozen=True)
 class Process:
-    """Rounds charged one by one: noise is independent, and any client may take part in any round.
+    """The charging of rounds one by one, for independent noise and sampling in which any client may
+    take part in any round.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling
@@ -86,14 +89,14 @@ class Process:
 
     @property
     def joint(self) -> bool:
-        """Whether several rounds are one mechanism. If so, the run must keep its draws and its
-        noise.
+        """Whether several rounds are one mechanism. If so, a run that is continued must repeat its
+        earlier draws and noise.
         """
         return False
 
     @property
     def run(self) -> privacy.whole_run.WholeRun | None:
-        """The run as one mechanism; None if rounds are charged one by one, or by blocks."""
+        """The run as one mechanism; None if rounds are charged one by one or in blocks."""
         return None
 
     def needs(self, unit: Unit) -> str:
@@ -124,21 +127,23 @@ class Process:
             )
 
     def is_charged(self, plan: _Plan, before: Callable[[], int]) -> bool:
-        """Whether a round is charged. Only a round that releases nothing is free, and only if no
-        earlier round was charged (`before()`).
+        """Whether a round is charged. Only a round that releases nothing is free, and only if
+        `before()`, the number of earlier charged rounds, is 0.
         """
         return plan.size > 0 or before() > 0
 
     def position(self, rounds: int) -> int | None:
-        """The position in the run that a plan states if it follows `rounds` rounds."""
+        """Always None: plans state no position, because the cost of a round does not depend on
+        it.
+        """
         return None
 
     def calibrate(self, levels: Mapping[float, int] | None = None) -> float:
-        """Smallest sigma_* that meets the facts' budget.
+        """Smallest sigma_* at which the run meets the budget of its facts.
 
         Args:
-            levels: noise level relative to sigma_* -> number of releases; None if all releases have
-                level 1.
+            levels: number of releases at each noise level relative to sigma_*; None if all releases
+                have level 1.
         """
         facts, (epsilon, delta) = self.facts, self.facts.budget()
         rate, relation, accountant = facts.accounted_rate, facts.relation, facts.accountant
@@ -176,7 +181,7 @@ class Process:
         Args:
             plan: plan of one of the rounds.
             multipliers: sigma_eff of each round, [rounds].
-            sampled: whether the run's sampling amplifies the rounds.
+            sampled: whether to count the amplification by the run's sampling.
         """
         rate = self.facts.accounted_rate if sampled else 1.0
         levels, counts = np.unique(multipliers, return_counts=True)
@@ -256,7 +261,7 @@ class OneMechanism(Joint):
 
     @property
     def run(self) -> privacy.whole_run.WholeRun:
-        """The run."""
+        """The run as one mechanism."""
         return privacy.whole_run.whole_run(self.facts)
 
     def needs(self, unit: Unit) -> str:
@@ -278,7 +283,7 @@ class OneMechanism(Joint):
         return self.run.event(plan.place, self.facts.least_multiplier)
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of one more row of C."""
+        """The event of releasing the round's row of C x once more."""
         return self.run.repeated_event(plan.place, self.facts.least_multiplier)
 
     def events(
@@ -292,7 +297,7 @@ class Allocated(Joint):
     """Blocks of rounds. A unit takes part a fixed number of times in each block, by a secret draw.
     Every block is one mechanism, and its first round is charged for the whole block.
 
-    The releases of a block's first rounds are a part of the releases of the whole block, and cost
+    The releases of a block's first rounds are among the releases of the whole block, so they cost
     no more than the whole block. The other rounds of a block are not charged. Blocks compose,
     because their draws are independent.
 
@@ -306,13 +311,13 @@ class Allocated(Joint):
 
     @property
     def allocation(self) -> privacy.participation.Allocation:
-        """Participations and rounds of a block."""
+        """The numbers of participations and of rounds in a block."""
         sampling = self.facts.sampling
         return privacy.participation.Allocation(sampling.participations or 0, sampling.block or 0)
 
     @property
     def blocks(self) -> int:
-        """Number of blocks; the last block counts as a whole block."""
+        """Number of blocks, including an incomplete last block."""
         return -(-self.facts.rounds // self.allocation.rounds)
 
     @override
@@ -341,15 +346,16 @@ class Allocated(Joint):
         return multiplier * (1 + privacy.whole_run.MARGIN)
 
     def event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of the block for its first round; nothing for the other rounds."""
+        """The cost of the whole block in its first round; nothing in the other rounds."""
         return self._block() if plan.place % self.allocation.rounds == 0 else self._nothing()
 
     def repeated_event(self, plan: _Plan) -> privacy.DpEvent:
-        """The cost of one more release for a unit that takes part in it for certain.
+        """The event of one more release for a unit that takes part in it for certain.
 
         Given the first release of a round, the second one multiplies the likelihood ratio of some
         of the unit's draws by a factor W of mean 1. If W multiplies the whole ratio instead, the
-        result is larger in convex order. It is the ratio of a participation that is certain.
+        result is larger in convex order. This larger result is the ratio for a unit whose
+        participation is certain.
         """
         return self._gaussian()
 
@@ -376,8 +382,8 @@ class Allocated(Joint):
 
 
 def of(facts: RunFacts) -> Process:
-    """How a run's rounds are charged. They are charged one by one if noise is independent and a
-    client's rounds do not depend on each other.
+    """The object that determines how a run's rounds are charged. They are charged one by one if
+    noise is independent and a client's rounds do not depend on each other.
 
     Example:
         >>> from fedlgm import Sampling

@@ -1,7 +1,7 @@
-"""Rules for the bounds s_j of a plan, from constants or from released updates.
+"""Rules that compute the bounds s_j of a plan from constants or from released updates.
 
-All rules spread one l2 bound S over K layers so that sum_j s_j^2 = S^2: the whole contribution then
-has sensitivity S under add-or-remove-one for every rule.
+All rules except `med_clip_published` spread one l2 bound S over K layers so that sum_j s_j^2 = S^2.
+The whole contribution then has sensitivity S under add-or-remove-one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from fedlgm.libraries import Tensor, torch
 from fedlgm.planning.plan import ReleasePlan
 
 LEAST_CLIP = 2.0**-36
-"""Least bound above 0. The squares of float32 numbers below 1e-19 vanish, so a norm has an error of
-up to 5e-15."""
+"""Least bound above 0. The squares of float32 numbers below 1e-19 vanish, so a norm can be too
+small by up to 5e-15.
+"""
 
 
 def eq_clip(bound: float, layers: int) -> np.ndarray:
-    """EqClip: s_j = S / sqrt(K) (SNR-consistent allocation paper, Section 5.1), float64 [K].
+    """Bounds s_j = S / sqrt(K) of the rule EqClip (SNR-consistent allocation paper, Section 5.1),
+    float64 [K].
 
     Raises:
         ConfigError: the bound is not finite and positive, or there is no layer.
@@ -36,11 +38,11 @@ def eq_clip(bound: float, layers: int) -> np.ndarray:
 
 
 def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
-    """s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
+    """Bounds s_j = S m_j / ||m||_2 for public or released layer norms m_j, float64 [K].
 
     Args:
         bound: total l2 bound S.
-        norms: m_j >= 0, [K].
+        norms: layer norms m_j >= 0, [K].
         floor: least bound of a layer before normalisation, as a share of S / sqrt(K).
 
     Raises:
@@ -58,18 +60,18 @@ def med_clip(bound: float, norms: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
-    """MedClip as printed: medians over the cohort's PRIVATE layer norms, normalised by their sum.
-    Not private.
+    """MedClip as the paper states it: medians of the cohort's unprotected layer norms, normalised
+    by their sum. It is not differentially private.
 
     Args:
-        bound: S.
+        bound: total bound S.
         private_norms: unclipped layer norms of every sampled client, [clients, K].
 
     Raises:
         ConfigError: the bound is not finite and positive.
 
-    Source: SNR-consistent allocation paper, Section 5.1, rule (2). Its l2 sensitivity lies between
-        S / sqrt(K) and S.
+    Source: SNR-consistent allocation paper, Section 5.1, rule (2). The l2 norm of the bounds lies
+        between S / sqrt(K) and S.
 
     Example:
         >>> med_clip_published(1.0, np.array([[1.0, 3.0], [3.0, 3.0]])).tolist()
@@ -84,16 +86,17 @@ def med_clip_published(bound: float, private_norms: np.ndarray) -> np.ndarray:
 
 
 def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Layer norms of a released mean update, without the expected squared norm of the noise,
-    float64 [K].
+    """Layer norms of a released mean update, after subtraction of the expected squared norm of the
+    noise, float64 [K].
 
-    m_j = sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), with sigma_j the round's own noise
-    (`ReleasePlan.round_sigma`). Layers that were not released give 0. The norms are post-processing
-    of a release, so they cost nothing.
+    Under central trust, a layer with d_j coordinates and the released mean G_j has the norm m_j =
+    sqrt(max(||G_j||^2 - d_j (sigma_j / (q N))^2, 0)), where sigma_j is the scale of this round's
+    noise (`ReleasePlan.upload_sigma`). Layers that were not released give 0. The norms are
+    post-processing of a release, so they cost nothing.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
-        plan: the plan that released it.
+        plan: the plan of this release.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -107,12 +110,12 @@ def released_norms(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 
 def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
-    """Share of each layer's squared norm in a released mean that is not noise, float64 [K]; 0 where
-    nothing was released.
+    """Share of each layer's squared norm in a released mean that is not noise, float64 [K]; 0 for
+    layers that were not released.
 
     Args:
         mean_update: released mean of the plan's parts, [plan.size].
-        plan: the plan that released it.
+        plan: the plan of this release.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -128,7 +131,7 @@ def signal_share(mean_update: Tensor, plan: ReleasePlan) -> np.ndarray:
 
 def _energies(mean_update: Tensor, plan: ReleasePlan) -> tuple[np.ndarray, np.ndarray]:
     """Squared norm of each layer of a released mean, and the expected squared norm of the noise in
-    it; 0 for layers that are not released.
+    the layer; both are 0 for layers that are not released.
     """
     energy, noise = np.zeros(len(plan.layers)), np.zeros(len(plan.layers))
     # Under local trust every client of the expected cohort adds its own noise.
@@ -146,15 +149,15 @@ def next_quantile_bounds(
     """Adaptive per-layer bounds for the next round, float64 [K]. They follow the released shares of
     clients that were not clipped.
 
-    The rule is s_j <- s_j exp(-rate (b_j - target)), renormalised to S. If more than a share
-    `target` of the clients stay below a layer's bound, this bound shrinks (Andrew et al. 2021,
-    Algorithm 1, per layer).
+    The rule is s_j <- s_j exp(-rate (b_j - target)), where b_j is the released share. If b_j
+    exceeds `target`, the bound shrinks. The bounds are then normalised to the l2 norm S (Andrew et
+    al. 2021, Algorithm 1, applied to each layer).
 
     Args:
         clip: bounds s_j of the round that released `below`.
         below: released, noisy shares of clients with ||g_j|| <= s_j.
         bound: total l2 bound S.
-        target: quantile in (0, 1).
+        target: target for the shares, in (0, 1).
         rate: learning rate of the geometric update.
 
     Raises:
@@ -173,11 +176,11 @@ def next_quantile_bounds(
 
 
 class Scaling(Protocol):
-    """Factors of the layers' gradients of examples, for mechanisms that bound examples
-    (`mechanisms.BoundsExamples`).
+    """Factors by which mechanisms that bound examples (`mechanisms.BoundsExamples`) multiply the
+    gradient of each example in each layer.
 
     A user's scaling is called with one example at a time (n = 1), and the factors are reduced where
-    they exceed the scaling's bounds (see `one_by_one`).
+    the scaled norms would exceed the scaling's bounds (see `one_by_one`).
 
     A scaling that bounds a norm other than l2 has an attribute `norm` (see
     `fedlgm.training.example_level.norms`).
@@ -191,7 +194,9 @@ class Scaling(Protocol):
     """
 
     def factors(self, norms: Tensor) -> Tensor:
-        """f_ij >= 0 for finite norms [n, K], float64 [n, K]."""
+        """Factor f_ij >= 0 of each layer j and example i, float64 [n, K], for finite norms [n,
+        K].
+        """
 
     def bounds(self, layers: int) -> np.ndarray:
         """Bounds of one example's contribution to each layer, float64 [K].

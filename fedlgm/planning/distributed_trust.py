@@ -1,7 +1,7 @@
-"""Noise in shares: each node adds a part of the noise, and the server sees only the noised sum.
+"""Noise in shares: each node adds a share of the noise, and the server sees only the noisy sum.
 
-The nodes add integer noise (`fedlgm.noise.integer`). The engine keeps the sum hidden until it is
-complete; a simulation adds plain integers, which gives the same sum.
+The nodes add integer noise (`fedlgm.noise.integer`). In a deployment, the sum stays hidden until it
+is complete. A simulation adds plain integers, which gives the same sum.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _TOLERANCE = 1 + 1e-6
 
 @dataclass(frozen=True)
 class NoisedInShares(NoisedByClients):
-    """The nodes add the noise together. A single message is not private, but a sum of at least
-    `Shares.threshold` messages is.
+    """The trust model in which each node adds a share of the noise. A single message is not
+    private, but a sum of at least `Shares.threshold` messages is.
 
     Attributes:
         shares: the run's threshold and colluders; None if the object describes the trust model
@@ -39,7 +39,7 @@ class NoisedInShares(NoisedByClients):
 
     Example:
         >>> who = NOISED_BY["distributed"].of(Shares(20, 3))
-        >>> who.noises_in_sum(34.0)  # noise of 34 nodes, in units of what 17 honest ones add
+        >>> who.noises_in_sum(34.0)  # noise variance of 34 nodes, relative to 17 honest nodes
         2.0
     """
 
@@ -69,7 +69,9 @@ class NoisedInShares(NoisedByClients):
         return NoisedInShares(shares)
 
     def noises_in_sum(self, contributors: float) -> float:
-        """The number of contributions, because each contributor adds a share."""
+        """Number of contributions divided by the number of honest nodes that the run assumes,
+        because the shares of these honest nodes together have the variance of the planned noise.
+        """
         return contributors / self._shares.honest
 
     def limit(self, part: Part, family: Family) -> float:
@@ -77,8 +79,8 @@ class NoisedInShares(NoisedByClients):
         return math.inf
 
     def check_facts(self, facts: Facts) -> None:
-        """Require a public number of nodes in every round, whole clients, and an accountant with a
-        bound.
+        """Require a public number of nodes in every round, whole clients as units, and an
+        accountant that has a bound.
 
         Raises:
             ConfigError: the unit is an example, the number of nodes varies, or the accountant is
@@ -103,11 +105,11 @@ class NoisedInShares(NoisedByClients):
         self._shares.check(round(sampling.expected))
 
     def check_plan(self, plan: Plan) -> None:
-        """Require one Gaussian multiplier for whole clients, and a grid fine enough for it.
+        """Require Gaussian noise for whole clients, and a grid that is fine enough for it.
 
         Raises:
             ConfigError: the plan is not private, its noise is not Gaussian, its trainer bounds
-                other units, or the grid is too coarse.
+                contributions, or the grid is too coarse.
         """
         from fedlgm.noise.integer import IntegerGrid
 
@@ -130,7 +132,9 @@ class NoisedInShares(NoisedByClients):
             IntegerGrid.of(plan)
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """The problem, if the run assumes too few colluders or its cohort is too small."""
+        """How the run fails to meet the node's conditions, if it assumes too few colluders or has
+        too small a cohort; otherwise empty.
+        """
         if self._shares.colluders < max_colluders:
             return (
                 f"noise that suffices against {self._shares.colluders} colluders; this node wants "
@@ -144,8 +148,8 @@ class NoisedInShares(NoisedByClients):
         return ""
 
     def check_costs(self, name: str, costs: np.ndarray) -> None:
-        """Require the same multiplier in all rounds, because the second epsilon is computed from
-        the facts alone.
+        """Require the same multiplier in all rounds, because the epsilon of readers is computed
+        from the facts alone.
 
         Raises:
             ConfigError: the rounds' costs differ.
@@ -157,12 +161,12 @@ class NoisedInShares(NoisedByClients):
             )
 
     def event(self, multiplier: float, rate: float) -> privacy.DpEvent:
-        """Event of the law of the shares."""
+        """Event of one release with noise in shares."""
         return self._shares.law.event(multiplier)
 
     def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """The Gaussian multiplier, or a slightly larger multiplier if the law of the shares costs
-        more, to a relative accuracy of 1e-6.
+        """The Gaussian multiplier if it meets the budget, otherwise a slightly larger multiplier
+        that does, to a relative accuracy of 1e-6.
         """
         if within(gaussian):
             return gaussian
@@ -173,7 +177,7 @@ class NoisedInShares(NoisedByClients):
         return high
 
     def source(self) -> NoiseSource[Plan]:
-        """`IntegerShares`."""
+        """A source that draws the nodes' shares of the noise."""
         return IntegerShares()
 
     def open_sum(self, total: Sum) -> Tensor:
@@ -187,7 +191,9 @@ class NoisedInShares(NoisedByClients):
     def observe(
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor:
-        """One node's contribution among honest nodes that contribute only noise."""
+        """The opened sum of the honest nodes, of which one contributes `exact` with noise and the
+        others only noise.
+        """
         return self._with_noise_of(self._shares.honest, exact, plan, keys, round, backend)
 
     def _with_noise_of(
@@ -199,7 +205,9 @@ class NoisedInShares(NoisedByClients):
         round: int,
         backend: NoiseBackend = "cpu",
     ) -> Tensor:
-        """One node's contribution among some nodes that contribute only noise."""
+        """The opened sum of `nodes` nodes, of which one contributes `exact` with noise and the
+        others only noise.
+        """
         total, none = torch.zeros(2, plan.size, dtype=torch.float64)
         bound = keys.derive(exact.cpu().numpy().tobytes()) if keys.secret else keys
         for node in range(nodes):
@@ -209,7 +217,7 @@ class NoisedInShares(NoisedByClients):
 
     def adversaries(self, facts: Facts) -> tuple[Adversary, ...]:
         """The server and the readers. The server knows who takes part, and knows the noise of its
-        colluders. Readers know neither of these.
+        colluders. Readers know neither.
         """
         shares, event = (
             self._shares,
@@ -235,7 +243,7 @@ class NoisedInShares(NoisedByClients):
         )
 
     def public_figures(self, plan: Plan) -> dict[str, float]:
-        """Figures of words, wrap-around, noise and the second epsilon."""
+        """Public figures of the shares and of the integer grid with its noise, by name."""
         from fedlgm.noise.integer import BITS, IntegerGrid
 
         grid = IntegerGrid.of(plan)
@@ -253,7 +261,7 @@ class NoisedInShares(NoisedByClients):
     def readers_epsilon(self, facts: Facts, rounds: int) -> float:
         """Epsilon after some rounds against readers of released models who are not nodes.
 
-        Such readers do not see who took part. The releases hold the noise of all nodes that
+        Such readers do not see who took part. The releases contain the noise of all nodes that
         answered, which are at least as many as the threshold.
         """
         return _readers_epsilon(
@@ -267,8 +275,8 @@ class NoisedInShares(NoisedByClients):
         )
 
     def against(self, facts: Facts) -> str:
-        """The adversaries against whom the two epsilons hold, with the second epsilon, so that the
-        first epsilon is never stated alone.
+        """The adversaries against whom the two epsilons hold, in words. The words include the
+        second epsilon, so that the first is never stated alone.
         """
         said = f"against the server with {self._shares.colluders} colluding nodes{self._shares.law.words}"
         if facts.epsilon is None or facts.delta is None or not facts.noise_multiplier > 0:
@@ -287,7 +295,7 @@ class NoisedInShares(NoisedByClients):
 
 
 def _open_sum(total: Tensor, plan: Plan) -> Tensor:
-    """A complete sum in the model's units."""
+    """Convert a complete sum of words to the model's units."""
     from fedlgm.noise.integer import IntegerGrid, words
 
     return (
@@ -315,7 +323,7 @@ def _readers_epsilon(
     multiplier = noise_multiplier * math.sqrt(shares.threshold / shares.honest)
     event = shares.law.event(multiplier / SENSITIVITY_FACTOR[relation])
     every = accounting.composed_epsilon([(event, releases)], delta, "rdp")
-    # for clients with a cap, later draws are not independent of earlier draws
+    # if participations are capped, later draws depend on earlier draws
     if rate == 1 or releases < rounds:
         return every
     # amplification is known only for noise with the divergences of Gaussian noise
@@ -333,12 +341,12 @@ def _readers_epsilon(
 
 
 class IntegerShares:
-    """Draws a client's share of the noise. The bounded contribution becomes whole numbers with
-    noise, which are kept in float64.
+    """Rounds a client's bounded contribution to whole numbers, and adds the client's share of the
+    noise. The numbers are stored as float64.
     """
 
     def following(self, keys: KeyRing, round: int) -> KeyRing:
-        """The keys."""
+        """The same keys, because the noise of one round does not depend on other rounds."""
         return keys
 
     def add_(
@@ -350,7 +358,8 @@ class IntegerShares:
         party: int,
         backend: NoiseBackend,
     ) -> Tensor:
-        """Add one party's noise to `total` in place. Every backend draws it on the CPU.
+        """Add one party's noise to `total` in place. The noise is drawn on the CPU by every
+        backend.
 
         Raises:
             ConfigError: the sum is in single precision, which cannot hold 32-bit words.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-import fedlgm  # the module `correlation` loads SciPy, which workers do not need
+import fedlgm  # `fedlgm.correlation` is loaded only when used, because it loads SciPy
 from fedlgm.checks import (
     BelowOne,
     Count,
@@ -42,12 +42,12 @@ class LocalTraining:
         optimizer: "sgd" (with `momentum`) or "adam"; its state is reset in every round.
         lr: learning rate.
         momentum: momentum of "sgd".
-        epochs: passes over the client's own data.
-        batch_size: examples per step; the last batch of an epoch may be smaller.
-        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None does
-            not clip.
+        epochs: number of passes over the client's data.
+        batch_size: number of examples per step; the last batch of an epoch may be smaller.
+        gradient_clip: l2 norm to which every batch gradient is clipped before the step; None
+            disables clipping.
         weight_decay: factor w of decoupled decay, which multiplies the weights by 1 - lr w before
-            every step: with "adam" this is AdamW. None does not decay.
+            every step: with "adam" this is AdamW. None disables the decay.
 
     Raises:
         ConfigError: the optimizer is unknown, a number is outside its range, momentum is given for
@@ -80,7 +80,7 @@ class LocalTraining:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form. It omits a decay that is not set, so that the form equals older records."""
+        """JSON form. It omits a decay that is not set, as records of earlier versions do."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -91,7 +91,7 @@ class LocalTraining:
         return f"LocalTraining({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"
 
     def steps(self, examples: int) -> int:
-        """Optimizer steps of a client with `examples` examples.
+        """Number of optimizer steps of a client with `examples` examples.
 
         Raises:
             ConfigError: `examples` is not a whole number of at least 0.
@@ -106,7 +106,7 @@ class LocalSteps:
     is a separate release.
 
     All three attributes are public constants of the run. They are the same for every client and
-    independent of its number of examples.
+    independent of the client's number of examples.
 
     Example:
         >>> steps = LocalSteps(5, 0.1, 32.0)
@@ -115,9 +115,9 @@ class LocalSteps:
         (0.1, 50)
 
     Attributes:
-        count: steps k of a round.
+        count: number k of steps in a round.
         rate: probability q in (0, 1] that an example of the client enters a step's batch.
-        batch: divisor B of a step's noisy sum; never the realised size of the batch.
+        batch: divisor B of a step's noisy sum, which is not the actual size of the batch.
 
     Raises:
         ConfigError: a number is outside its range.
@@ -143,10 +143,10 @@ class RunFacts:
         (10.0, 20)
 
     Attributes:
-        noise_multiplier: sigma_*, the standard deviation of one round's noise over one unit's l2
-            bound. Adding or removing a unit moves the sum by one bound, and replacing a unit moves
-            the sum by two bounds, so replace-one needs twice the sigma_* for the same cost. The
-            multiplier is 0 before calibration and for runs without privacy.
+        noise_multiplier: sigma_*, the standard deviation of one round's noise, divided by one
+            unit's l2 bound. Adding or removing a unit moves the sum by one bound, and replacing a
+            unit moves the sum by two bounds, so replace-one needs twice the sigma_* for the same
+            cost. The multiplier is 0 before calibration and for runs without privacy.
         sampling: rule that chooses the participants of a round: clients, or examples if a round is
             one step on sampled examples (example level under central trust).
         relation: neighbouring relation: "add-remove", "replace-one" or "zero-out".
@@ -158,17 +158,19 @@ class RunFacts:
         max_participations: largest number of releases that may contain one client's data; None sets
             no limit.
         training: settings of the client's local training.
-        steps: private steps that each client makes in a round (example level under local trust);
+        steps: noisy steps that each client makes in a round at example level under local trust;
             otherwise None.
         noise: correlation of the noise over the rounds; None means independent noise in every
             round.
-        shares: under distributed trust, the clients whose noise counts; otherwise None.
-        assumes: assumptions of the guarantee about a user's model or code. The library cannot prove
-            them. They are the end of a sentence ("conditional on ..."), or empty if there are none.
-        overlap: largest number K of clients at which one person has data. With more than one
-            client, the run's epsilon is the epsilon of a person at all of them ("One person at up
-            to K nodes, jointly" in docs/proofs/units.md); plans that protect whole clients then
-            need relation "replace-one".
+        shares: under distributed trust, the nodes on whose noise the guarantee relies; otherwise
+            None.
+        assumes: assumptions of the guarantee about a user's model or code, which the library cannot
+            prove. The text completes a sentence ("conditional on ..."), and is empty if there are
+            no assumptions.
+        overlap: largest number K of clients at which one person has data. If K is above 1, the
+            run's epsilon holds for a person with data at K clients ("One person at up to K nodes,
+            jointly" in docs/proofs/units.md); plans that protect whole clients then need relation
+            "replace-one".
 
     Raises:
         ConfigError: a number is outside its range, or the facts contradict each other.
@@ -184,7 +186,8 @@ class RunFacts:
     accountant: str = "pld"
     max_participations: int | None = None
     training: LocalTraining = LocalTraining()
-    # ledgers are named by the text of their facts
+    # The owner of a Flower app's ledger is a hash of this object's `repr`, which therefore omits
+    # fields that earlier versions did not have.
     steps: LocalSteps | None = field(default=None, repr=False)
     noise: fedlgm.correlation.Correlation | None = field(default=None, repr=False)
     shares: Shares | None = field(default=None, repr=False)
@@ -244,7 +247,7 @@ class RunFacts:
 
     @property
     def noised_by(self) -> NoisedBy:
-        """The party that adds the noise."""
+        """The trust model, as an object that describes the party that adds the noise."""
         return noised_by(self.trust, self.shares)
 
     @property
@@ -273,8 +276,9 @@ class RunFacts:
 
     @property
     def copies(self) -> int:
-        """Number of a person's releases with separate noise, if each client makes one release. This
-        is the number of the person's clients if each client adds its own noise, and otherwise 1.
+        """Number of releases with separate noise that contain a person's data, if each client makes
+        one release. This is the number of the person's clients if each client adds its own noise,
+        and otherwise 1.
         """
         return self.overlap if self.noised_by.uploads_released else 1
 
@@ -290,20 +294,20 @@ class RunFacts:
         """Smallest effective multiplier of a round. If a run is one mechanism, all of its rounds
         are charged at this multiplier.
 
-        It equals `noise_multiplier` except for the last digits: plans keep nine digits, rounded
-        down.
+        It equals `noise_multiplier` except for the last digits, because plans round multipliers
+        down to nine digits.
         """
         return floor_digits(self.noise_multiplier * (1 - _KEPT), 9)
 
     @property
     def noisy_steps(self) -> int:
-        """Noisy sums of one release: the number of local steps, or 1 without them."""
+        """Number of noisy sums in one release: the number of local steps, or 1 without them."""
         return 1 if self.steps is None else self.steps.count
 
     @property
     def noisy_sums(self) -> int:
-        """Largest number of noisy sums that can contain one unit's data: the product of releases,
-        local steps, and the person's clients with separate noise.
+        """Largest number of noisy sums that can contain one unit's data: the product of the numbers
+        of releases, of local steps, and of the person's clients with separate noise.
         """
         return self.releases * self.noisy_steps * self.copies
 
@@ -326,7 +330,7 @@ class RunFacts:
         return replace(self, assumes="; ".join(filter(None, (self.assumes, *new))))
 
     def budget(self) -> tuple[float, float]:
-        """(epsilon, delta).
+        """The run's budget (epsilon, delta).
 
         Raises:
             ConfigError: these facts have no budget.

@@ -1,13 +1,12 @@
-"""A common cap on the norms of a client's layers. It is as high as the bound of the whole update
-permits.
+"""A common cap on the norms of a client's layers, as high as the bound of the whole update permits.
 
 An update belongs to one client, so any function of the update may replace it before the plan bounds
-it. The sensitivity, the noise and the charge depend only on the bound. Water-filling chooses which
-part of a large update the bound keeps. Flat clipping scales all layers by one factor, so a layer
+it. The sensitivity, the noise and the charge depend only on the bound. Water-filling determines how
+an update beyond the bound is shortened. Flat clipping scales all layers by one factor, so a layer
 with a large norm leaves little of the bound to the other layers. Water-filling cuts only the layers
 above a common level c, with sum_j min(||g_j||, c)^2 = S^2:
 
-* an update within S is not changed;
+* an update of norm at most S is not changed;
 * if all layers have at least the norm S / sqrt(K), each is cut to S / sqrt(K), as by per-layer
   clipping;
 * in between, small layers are not cut, and large layers share the rest of the bound.
@@ -25,8 +24,8 @@ from fedlgm.planning.layers import LayerTable
 
 
 def level(squares: Tensor, bound: float) -> Tensor:
-    """The level c with sum_j min(||g_j||^2, c^2) = S^2, [b]; infinite for updates within S or
-    without a finite norm.
+    """The level c with sum_j min(||g_j||^2, c^2) = S^2, [b]; infinite for updates of norm at most S
+    or without a finite norm.
 
     Args:
         squares: squared l2 norms of the layers, [b, K].
@@ -41,8 +40,8 @@ def level(squares: Tensor, bound: float) -> Tensor:
     """
     check_positive(bound=bound)
     ordered = squares.sort(dim=1).values
-    # Energy of the smaller layers. A difference of sums would lose it to rounding beside a large
-    # layer.
+    # Squared norm of all smaller layers together. As a difference of two sums, it would be lost to
+    # rounding beside a large layer.
     within = torch.nn.functional.pad(ordered[:, :-1].cumsum(dim=1), (1, 0))
     sharing = torch.arange(squares.shape[1], 0, -1, device=squares.device)
     levels = (bound**2 - within) / sharing
@@ -54,13 +53,13 @@ def level(squares: Tensor, bound: float) -> Tensor:
 
 
 def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """Updates [b, D] in which no layer's norm exceeds the update's `level`. Values that are not
+    """Cut updates [b, D] so that no layer's norm exceeds the update's `level`. Values that are not
     finite do not change.
 
     Args:
         updates: clients' raw updates, which are not changed.
         squares: squared l2 norms of the updates' layers, [b, K].
-        sizes: coordinates of the layers.
+        sizes: number of coordinates of each layer.
         bound: l2 bound S of the whole update.
 
     Example:
@@ -74,7 +73,8 @@ def cut_to_level(updates: Tensor, squares: Tensor, sizes: tuple[int, ...], bound
 
 
 def cut_row_to_level(update: Tensor, sizes: tuple[int, ...], bound: float) -> Tensor:
-    """`cut_to_level` for one update [D] on the CPU. Its norms are accurate for layers of any size.
+    """Apply `cut_to_level` to one update [D] on the CPU, with norms that are accurate for layers of
+    any size.
 
     Example:
         >>> cut_row_to_level(torch.tensor([0.0, 0.0, 2.0]), (1, 2), 1.0).tolist()

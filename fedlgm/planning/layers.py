@@ -1,7 +1,7 @@
 """The model's layers in order, and one flat float32 vector that holds all of them.
 
-All private code works on the flat vector and a `LayerTable`; no other code knows the order of a
-`state_dict`.
+Bounds, sums and noise are computed on the flat vector with a `LayerTable`, so no other module
+depends on the order of a `state_dict`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fedlgm.errors import ConfigError
 from fedlgm.extension.loader import users_code
 from fedlgm.libraries import Tensor, torch
 
-_CHUNK = 128  # elements; float32 sums of them have a relative error below 128 / 2^24, in any order
+# number of elements whose float32 sum, in any order, has a relative error below 128 / 2^24
+_CHUNK = 128
 # names of LoRA factors in `peft` and `fedlgm.training.models.adapters`
 _FACTOR = re.compile(r"\.lora_([AB])(\.[^.]+)*$")
 SAFETY = 1 - 2.0**-16
@@ -51,7 +52,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layer:
-    """Consecutive slots that are bounded and noised together.
+    """Consecutive slots that have one bound and one noise scale.
 
     Attributes:
         name: name of the layer.
@@ -113,9 +114,9 @@ class LayerTable:
     ) -> LayerTable:
         """Table of the trainable parameters of `module`.
 
-        Frozen parameters and buffers (running statistics, counters) are omitted: they are never
-        trained, aggregated or uploaded. A tensor shared by several modules appears once, under its
-        first name.
+        Frozen parameters and buffers (running statistics, counters) are omitted, because they are
+        never trained, aggregated or uploaded. A tensor shared by several modules appears once,
+        under its first name.
 
         Args:
             module: the model, which may be on the meta device.
@@ -182,7 +183,7 @@ class LayerTable:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """d_j, int64 [K], read-only."""
+        """Size d_j of each layer, int64 [K], read-only."""
         return _read_only(np.array([layer.size for layer in self.layers], dtype=np.int64))
 
     @cached_property
@@ -196,7 +197,7 @@ class LayerTable:
 
     @cached_property
     def size(self) -> int:
-        """D, the length of the flat vector."""
+        """Length D of the flat vector."""
         return int(self.offsets[-1])
 
     def as_single_layer(self) -> LayerTable:
@@ -217,9 +218,7 @@ class LayerTable:
         return flat.split(self._lengths, dim=-1)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Parameter name -> view into `flat` ([D], or [B, D] for a stack of models); nothing is
-        copied.
-        """
+        """For each parameter name, a view into `flat` ([D], or [B, D] for a stack of models)."""
         lead = flat.shape[:-1]
         return {
             s.name: flat[..., s.offset : s.offset + s.size].view((*lead, *s.shape))
@@ -234,7 +233,9 @@ class LayerTable:
         )
 
     def load_(self, module: torch.nn.Module, flat: Tensor) -> None:
-        """Write `flat` [D] into the module's parameters, each cast to the parameter's own dtype."""
+        """Write `flat` [D] into the module's parameters, converted to the dtype of each
+        parameter.
+        """
         self._check(flat)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
@@ -244,11 +245,11 @@ class LayerTable:
                 )
 
     def bind_(self, module: torch.nn.Module) -> Tensor:
-        """Move the module's float32 parameters into one new flat vector [D]. They share this vector
-        from now on.
+        """Move the module's float32 parameters into one new flat vector [D], and return this
+        vector.
 
-        Afterwards a change of the returned vector changes the module, and reading the vector needs
-        no copy.
+        Afterwards, a change of the vector changes the module, and the parameters can be read from
+        it without a copy.
 
         Raises:
             ConfigError: a parameter is not float32 (use `flatten` and `load_`, which convert).
@@ -275,10 +276,10 @@ class LayerTable:
         return torch.tensor(squares, dtype=torch.float64)
 
     def norms(self, flat: Tensor, p: int = 2) -> Tensor:
-        """l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
+        """The l2 (p=2) or l1 (p=1) norm of each layer, float64 [K] for `flat` [D].
 
         Raises:
-            ValueError: `p` is another number, or the vector has another length.
+            ConfigError: `p` is another number, or the vector has another length and p = 2.
         """
         if p not in (1, 2):
             raise ConfigError(f"norms must be l1 or l2, got p = {p}")
@@ -299,7 +300,8 @@ class LayerTable:
 
 
 def factor_of(name: str) -> str | None:
-    """Factor "A" or "B" of an adapter's parameter by its name; None for any other parameter.
+    """The factor, "A" or "B", of an adapter to which the parameter `name` belongs; None if it
+    belongs to no adapter.
 
     Example:
         >>> factor_of("h.0.attn.lora_A.default.weight"), factor_of("h.0.mlp.weight")
@@ -310,8 +312,8 @@ def factor_of(name: str) -> str | None:
 
 
 def adapted_layer(name: str) -> str:
-    """Name of the layer to which a parameter's adapter belongs. Without an adapter, it is the name
-    of the parameter's module.
+    """Name of the layer that a parameter's adapter adapts; for a parameter outside adapters, the
+    name of its module.
 
     Example:
         >>> adapted_layer("h.0.attn.lora_A.default.weight"), adapted_layer("head.weight")
@@ -349,8 +351,8 @@ def _grouping(group_by: str | Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _chunks(vector: Tensor) -> Tensor:
-    """Rows of at most `_CHUNK` elements, so that float32 sums stay accurate in layers of any
-    size.
+    """The vector as rows of at most `_CHUNK` elements, padded with zeros, so that float32 sums are
+    accurate in layers of any size.
     """
     vector = vector.to(torch.float32)
     full_size = vector.numel() - vector.numel() % _CHUNK
@@ -360,7 +362,7 @@ def _chunks(vector: Tensor) -> Tensor:
 
 
 def _squared_norm(vector: Tensor) -> float:
-    """Squared norm, computed with Python's numbers where possible, because every call of PyTorch
+    """Squared norm, computed with Python numbers where possible, because every call of PyTorch
     takes some microseconds for each layer and client.
     """
     full_size = vector.shape[0] - vector.shape[0] % _CHUNK

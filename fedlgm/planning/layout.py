@@ -39,7 +39,7 @@ def on_cpu(module: nn.Module) -> bool:
 
 @contextmanager
 def laid_out(module: nn.Module, like: Inputs) -> Iterator[None]:
-    """Use, inside the block, the layout that is faster for inputs like these [n, ...]."""
+    """Within the block, use the memory layout that is faster for inputs [n, ...] such as `like`."""
     handles = prefer_channels_last_(module) if on_cpu(module) and _has_pooling(module, like) else []
     try:
         yield

@@ -5,8 +5,8 @@
     ledger.charge(plan.event, ...)                     # before anything noisy leaves the process
     noisy = release(total, plan, keys, round)          # `fedlgm.noise.release`
 
-The plan owns both the noise that is added and the event that is accounted for, so the two cannot
-differ.
+The plan determines both the noise that is added and the event that is charged, so the charge always
+fits the noise.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ class ReleasePlan:
     """One round's release: its bounds, its noise and its cost.
 
     A mechanism makes the plan. Each unit's contribution is bounded by `clip` before it is added to
-    the sum, `release` adds noise of scale `sigma`, and the ledger is charged with `event`, which
-    follows from these fields. The neighbouring relation is `facts.relation`: adding or removing a
-    unit changes layer j of the sum by at most `clip[j]`, and replacing a unit changes it by at most
+    the sum, `release` adds noise of scale `sigma`, and the ledger is charged with `event`, which is
+    computed from the plan. The neighbouring relation is `facts.relation`: adding or removing a unit
+    changes layer j of the sum by at most `clip[j]`, and replacing a unit changes it by at most
     twice as much. K is the number of layers.
 
     Attributes:
         layers: the model's layers.
         clip: bound s_j of one unit's contribution to each layer (l2, or l1 for Laplace noise), [K].
-        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` where not
-            released. Under central trust this is the noise of the SUM. Under local trust it is the
-            noise that each client adds.
+        sigma: noise scale sigma_j of each layer (std, or Laplace scale b), [K]; `inf` for layers
+            that are not released. Under central trust it is the scale of the noise in the SUM, and
+            under local trust the scale of the noise that each client adds.
         facts: sampling, relation, trust and the other public facts of the run.
-        guarantee: status of the privacy claim, in words.
+        guarantee: the privacy guarantee, with its status and its reason.
         family: "gaussian" or "laplace".
         released: whether each layer is released, bool [K]; clients do not upload the other layers.
             Default: the layers with finite noise.
-        queries: auxiliary queries of the same release.
+        queries: auxiliary queries that are released together with the layers.
         bounded_by: the party that bounds contributions. "aggregator": the sum bounds each client's
             update. "trainer": the trainer bounds each unit, such as an example, before it adds up
-            the units. The sum refuses a mismatch.
+            the units. The sum refuses contributions that are bounded by the other party.
         claim: the charge that the method's authors would state for the round, if their charge
             differs from `event`.
-        position: number of earlier rounds, if rounds are not charged one by one; see `Method.plan`.
+        position: number of earlier rounds, if rounds are not charged one by one (see
+            `Method.plan`); otherwise None.
         notes: public figures that explain the plan, by name, each [K]; they are logged, and clients
             do not get them.
         freezes: whether clients train only the released layers. The proof does not depend on it.
@@ -74,8 +75,8 @@ class ReleasePlan:
             not depend on them.
 
     Raises:
-        ConfigError: a number is outside its range, or has another shape.
-        PrivacyError: the guarantee does not fit, or the release costs more than its run permits.
+        ConfigError: a number is outside its range, or an array has the wrong shape.
+        PrivacyError: the plan contradicts its guarantee, or cannot be charged in its run.
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4, "b": 1}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -102,7 +103,7 @@ class ReleasePlan:
     fills: tuple[int, ...] = ()
 
     protected: ClassVar[bool] = True
-    """Whether the event belongs to a private release; False only for `UnprotectedPlan`."""
+    """Whether the release has a privacy guarantee; False only for `UnprotectedPlan`."""
 
     def __post_init__(self) -> None:
         # These are copies. If they were views, a later change of an array or tensor would change
@@ -120,7 +121,7 @@ class ReleasePlan:
                 )
             array.setflags(write=False)
             object.__setattr__(self, name, array)
-        if not ((clip >= 0).all() and (sigma >= 0).all()):  # refuses NaN, too
+        if not ((clip >= 0).all() and (sigma >= 0).all()):  # also refuses NaN
             raise ConfigError(
                 f"bounds and noise must be non-negative numbers, got {clip.tolist()}, "
                 f"{sigma.tolist()}"
@@ -189,7 +190,7 @@ class ReleasePlan:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """Everything released: layers, then auxiliary queries."""
+        """Everything that is released: first the layers, then the auxiliary queries."""
         names, sizes = self.layers.names, self.layers.sizes
         rows = [
             Part(names[j], int(sizes[j]), float(self.clip[j]), float(self.sigma[j]))
@@ -209,18 +210,20 @@ class ReleasePlan:
 
     @cached_property
     def size(self) -> int:
-        """Length of the uploaded vector: the released layers, then the auxiliary queries."""
+        """Length of the uploaded vector, which holds the released layers and then the answers to
+        the auxiliary queries.
+        """
         return sum(part.size for part in self.parts)
 
     @cached_property
     def bounds(self) -> tuple[float, ...]:
-        """`clip` as Python's numbers, for comparison with a trainer's bounds."""
+        """`clip` as Python numbers, for comparison with a trainer's bounds."""
         return tuple(self.clip.tolist())
 
     @cached_property
     def columns(self) -> tuple[slice, ...]:
-        """The released columns, in order, of a vector that holds a whole update [D] and then the
-        answers to the queries.
+        """Slices of the released columns, in order, in a vector that holds a whole update [D] and
+        then the answers to the queries.
         """
         ends, slices = [*self.layers.offsets.tolist(), None], []
         for released, run in itertools.groupby(
@@ -238,13 +241,13 @@ class ReleasePlan:
 
     @property
     def denominator(self) -> float:
-        """Public divisor of the released sum, q N."""
+        """Public divisor of the released sum: the expected number q N of participants."""
         return self.facts.sampling.expected
 
     @cached_property
     def effective_multiplier(self) -> float:
-        """sigma_eff under add-or-remove-one, auxiliary queries included (Laplace: 1 / sum_j s_j /
-        b_j).
+        """Noise multiplier sigma_eff of the whole release, including auxiliary queries, under
+        add-or-remove-one; for Laplace noise, 1 / sum_j (s_j / b_j).
 
         It is rounded down to nine digits, so that rounds which differ only by rounding errors share
         one accounting event.
@@ -262,11 +265,11 @@ class ReleasePlan:
     @cached_property
     def event(self) -> privacy.DpEvent:
         """The accounting event of one round (central trust) or of one participation (local trust),
-        including all steps.
+        including all local steps.
 
-        A plan that releases nothing is charged as a full release. Whether it releases anything
-        depends on earlier releases, but composition is proven only if the number of releases does
-        not.
+        A plan that releases nothing is charged at the run's noise multiplier. Whether it releases
+        anything depends on earlier releases, but composition is proven only if the number of
+        releases does not.
 
         If rounds are not charged one by one, the event is the amount that this round adds to the
         cost of the run so far (see `privacy.whole_run`).
@@ -282,15 +285,15 @@ class ReleasePlan:
         """The accounting event of a repeated release of the same round, with new noise but the same
         participants.
 
-        Participants are drawn once for a round. Two releases of one draw are not two sampled
-        mechanisms: the first release reveals information about the draw, so the second release is
-        not amplified.
+        Participants are drawn once for a round. The first release reveals information about the
+        draw, so the second release is not amplified by sampling.
         """
         return charging.of(self.facts).repeated_event(self)
 
     @property
     def place(self) -> int:
-        """The checked `position`, on which the cost of a round depends if the run is one mechanism.
+        """The checked `position`, on which the cost of a round depends if the run is charged as one
+        mechanism.
 
         Raises:
             PrivacyError: the plan does not state its position, or the run has no such round.
@@ -309,17 +312,17 @@ class ReleasePlan:
 
     @property
     def protects(self) -> str:
-        """Unit and neighbouring relation of the event, and the overlap if above 1, for the
-        ledger.
+        """Text for the ledger: unit and neighbouring relation of the event and, if above 1, the
+        number of nodes at which a person may have data.
         """
         return at_nodes(f"{self.guarantee.unit}, {self.facts.relation}", self.facts.overlap)
 
     @property
     def shares(self) -> np.ndarray:
-        """Budget share p_j of each layer (0 where not released), [K]. The shares of layers and
-        queries sum to 1.
+        """Budget share p_j of each layer, [K]; 0 for layers that are not released. The shares of
+        layers and queries sum to 1.
 
-        All shares are 0 for a release without noise or without values.
+        All shares are 0 if no layer is released, or if the release has no noise.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(self.released, self.clip / self.sigma, 0.0)
@@ -331,8 +334,8 @@ class ReleasePlan:
 
     @property
     def snr(self) -> np.ndarray:
-        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 where not
-        released.
+        """SNR_j = s_j^2 / (d_j sigma_j^2) for the noise of this round, [K]; 0 for layers that are
+        not released.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(
@@ -341,11 +344,11 @@ class ReleasePlan:
 
     @property
     def round_sigma(self) -> np.ndarray:
-        """Scale of the noise that is added in this round, [K]: sigma for independent noise, sigma
-        std(w_t) for correlated noise.
+        """Scale of the noise that is added in this round, [K]: sigma for independent noise, and
+        sigma times std(w_t) for correlated noise.
 
         `sigma` is the scale of the independent z_t from which correlated noise w_t is computed. The
-        scale of w_t is larger.
+        scale of w_t is usually larger.
         """
         run = None if self.facts.noise is None else charging.of(self.facts).run
         return self.sigma if run is None else self.sigma * run.noise_std[self.place]
@@ -355,8 +358,8 @@ class ReleasePlan:
         """Noise scale of one noising party's contribution to the sum, [K], over all local steps of
         the round if there are local steps.
 
-        A step moves the client's model by lr / B times a noisy sum, so k steps have the noise scale
-        lr sqrt(k) / B sigma.
+        A step moves the client's model by lr / B times a noisy sum, so the noise of k steps has the
+        scale sigma lr sqrt(k) / B.
         """
         steps = self.facts.steps
         if steps is None:
@@ -366,11 +369,11 @@ class ReleasePlan:
     @cached_property
     def party_noise_norms(self) -> np.ndarray:
         """Root mean square l2 norm of the noise that one noising party adds to each layer, [K]; 0
-        where not released.
+        for layers that are not released.
 
         The party is the server under central trust and each client under local trust. With local
-        steps, the figure is the noise of all steps of a round in the client's update, for SGD
-        without momentum.
+        steps, the noise of all steps of a round counts, as SGD without momentum adds it to the
+        client's update.
         """
         per_coordinate = self.upload_sigma * (math.sqrt(2.0) if self.family == "laplace" else 1.0)
         with np.errstate(invalid="ignore"):
@@ -380,10 +383,10 @@ class ReleasePlan:
 
     @property
     def noise_norms(self) -> np.ndarray:
-        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 where not
-        released.
+        """Root mean square l2 norm of each layer's noise on the MEAN update, [K]; 0 for layers that
+        are not released.
 
-        Under local trust the expected number of clients add noise.
+        Under local trust, the noise of the expected number of clients counts.
         """
         parties = self.facts.noised_by.noises_in_sum(self.denominator)
         return self.party_noise_norms * math.sqrt(parties) / self.denominator
@@ -411,16 +414,16 @@ class ReleasePlan:
 
     @cached_property
     def trained(self) -> Tensor | None:
-        """1 for each coordinate that clients train, otherwise 0, float32 [D]; None if clients train
-        all coordinates.
+        """Mask with 1 for each coordinate that clients train and 0 for the others, float32 [D];
+        None if clients train all coordinates.
         """
         if not self.freezes or self.complete:
             return None
         return torch.from_numpy(np.repeat(self.released, self.layers.sizes).astype(np.float32))
 
     def equals(self, other: ReleasePlan, **more: Any) -> bool:
-        """Whether another plan has the same type and the same fields as this plan with the fields
-        `more`.
+        """Whether another plan has the type and the fields of this plan, with the values in `more`
+        in place of this plan's values.
         """
         mine = {name: getattr(self, name) for name in _FIELDS} | more
         return type(self) is type(other) and all(
@@ -429,14 +432,14 @@ class ReleasePlan:
 
     def to_json(self) -> str:
         """The information that a client needs to bound its contribution and, under local trust, to
-        add noise to it.
+        add noise to it, as JSON.
         """
         return self._text
 
     @cached_property
     def _text(self) -> str:
-        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and fields
-        # that a plan does not have must be omitted.
+        # Clients' noise is keyed by this text. The order of its keys is therefore fixed, and
+        # optional fields that are not set must be omitted.
         return json.dumps(
             {
                 "protected": self.protected,
@@ -459,10 +462,11 @@ class ReleasePlan:
     @staticmethod
     @lru_cache(maxsize=16)
     def from_json(layers: LayerTable, text: str) -> ReleasePlan:
-        """Inverse of `to_json`. A plan for other layers is refused, because its shapes differ.
+        """Inverse of `to_json`. A plan for another number of layers is refused, because its arrays
+        have other shapes.
 
-        Most rounds of a run send the same text. Equal texts return the same plan object, because
-        plans do not change.
+        Most rounds of a run send the same text. Equal texts return the same plan object, which is
+        safe because plans do not change.
 
         Raises:
             ConfigError, PrivacyError: the text is not a plan, or the plan is inconsistent.
@@ -509,9 +513,9 @@ def _equal(left: Any, right: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UnprotectedPlan(ReleasePlan):
-    """A release that is not private: it follows an unsound published rule, or has no protection at
-    all. Whatever its noise, its event is `NonPrivateDpEvent`. Its guarantee must be "none" and give
-    the reason.
+    """A release that is not private, because it follows an unsound published rule or has no
+    protection at all. Whatever its noise, its event is `NonPrivateDpEvent`. The status of its
+    guarantee must be "none".
 
     Example:
         >>> layers, facts = LayerTable.from_sizes({"a": 4}), RunFacts(1.0, Sampling("poisson", 100, 0.1))
@@ -527,7 +531,7 @@ class UnprotectedPlan(ReleasePlan):
 
     @property
     def event(self) -> privacy.DpEvent:
-        """The event of a release that is not private."""
+        """The event of a release that is not private, whatever its noise."""
         return privacy.events.gaussian_event(0.0)
 
     repeated_event = event

@@ -1,10 +1,11 @@
-"""Auxiliary queries: small vectors that are computed from layer norms and released with the layers.
+"""Auxiliary queries: small vectors, mostly computed from layer norms, that are released together
+with the layers.
 
 A query is one object that holds its name, its size, the l2 bound of one unit's contribution, the
 encoding of this contribution and the decoding of a released mean. A plan adds only the noise scale
-to a query, so it cannot state a bound that the query does not keep. Contributions are also clipped
-to the bound before they are added to a sum. The unit is the unit of the layers' bounds: a client
-or, if the trainer bounds examples, an example.
+to a query, so the plan's bound is always the query's bound. Contributions are also clipped to the
+bound before they are added to a sum. The unit is the unit of the layers' bounds: a client or, if
+the trainer bounds examples, an example.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from fedlgm.planning.layers import SAFETY, LayerTable
 
 @dataclass(frozen=True)
 class AuxiliaryQuery(ABC):
-    """A vector per client (or example), released in the same round as the layers.
+    """A question that is answered with a vector for each client (or example). The noisy mean of the
+    answers is released in the same round as the layers.
 
     Attributes:
-        sizes: d_j of the layers, [K]; public.
-        of_data: whether clients answer the query from their data. If so, `encode` gives the answer
-            of clients that abstain.
+        sizes: public sizes d_j of the layers, [K].
+        of_data: whether clients answer the query from their data instead of their update's norms.
+            If so, `encode` gives the answer of clients that abstain.
 
     Example:
         >>> class CutLength(AuxiliaryQuery):
@@ -65,7 +67,7 @@ class AuxiliaryQuery(ABC):
 
     @property
     def size(self) -> int:
-        """Number of coordinates. It is one per layer unless a query overrides this property."""
+        """Number of coordinates: one per layer, unless a query overrides this property."""
         return len(self.sizes)
 
     @property
@@ -81,19 +83,19 @@ class AuxiliaryQuery(ABC):
 
     @abstractmethod
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Estimate from a released, noisy mean [size], float64."""
+        """The estimate that follows from a released, noisy mean [size], float64."""
 
     def contribution(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """The contributions that a plan would release, with the query's present size and bound."""
+        """The contributions that a plan would sum, with the query's present size and bound."""
         return NoisyQuery(self, 0.0).contribution(norms, clip)
 
 
 @sealed
 @dataclass(frozen=True)
 class NoisyQuery:
-    """An auxiliary query with the noise of its release, as a plan holds it.
+    """An auxiliary query with the scale of its noise, as plans contain it.
 
-    The query's size and bound are read once and kept, because a user's query could change them
+    The query's size and bound are read once and stored, because a user's query could change them
     after the charge.
 
     Attributes:
@@ -122,8 +124,8 @@ class NoisyQuery:
         check_at_least_zero(f"query {self.query.name!r}", sigma=self.sigma, bound=self.bound)
 
     def contribution(self, norms: Tensor, clip: Tensor, given: Tensor | None = None) -> Tensor:
-        """The query's `encode`, clipped to `bound`, float32 [b, size]; rows that are not finite
-        count as zero.
+        """The results of the query's `encode`, clipped to `bound`, float32 [b, size]; numbers that
+        are not finite count as zero.
 
         A user's query encodes one row at a time, so that no row can change the answer of another
         row.
@@ -131,12 +133,12 @@ class NoisyQuery:
         Args:
             norms: see `AuxiliaryQuery.encode`.
             clip: see `AuxiliaryQuery.encode`.
-            given: the clients' own answers [b, size], which replace the result of `encode`, see
+            given: answers of the clients [b, size], which replace the result of `encode`; see
                 `fedlgm.aggregation.contributions.AnsweredUpdates`.
 
         Raises:
             ConfigError: answers have another shape.
-            PrivacyError: a user's `encode` remembers rows.
+            PrivacyError: a user's `encode` keeps information about other rows.
         """
         if given is not None:
             values = self._check_shape(given, norms)
@@ -147,8 +149,7 @@ class NoisyQuery:
             values = rows_apart(
                 self.query, lambda query, row: self._encode(query, row, clip.clone()), norms, what
             )
-        # This precedes the measurement of lengths, because the length of a row with a NaN is
-        # unknown.
+        # Lengths are measured only after this, because a row with a NaN has no length.
         values = torch.nan_to_num(values.float(), nan=0.0, posinf=0.0, neginf=0.0)
         largest = values.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         wide = (values / largest).to(
@@ -175,21 +176,21 @@ class NoisyQuery:
 def beside_layers(
     kind: type[AuxiliaryQuery], layers: LayerTable, multiplier: float, share: float
 ) -> tuple[tuple[NoisyQuery], float]:
-    """A query that takes a share of a release's budget, and the noise multiplier that remains for
-    the layers.
+    """Make a query that takes a share of a release's budget, and compute the noise multiplier that
+    remains for the layers.
 
     Args:
-        kind: the query.
+        kind: class of the query.
         layers: the model's layers.
         multiplier: noise multiplier of the release as a whole.
-        share: in (0, 1).
+        share: the query's share of the budget, in (0, 1).
 
     Raises:
         ConfigError: the multiplier is negative, or the share is out of range.
 
     Example:
         >>> ((noisy,), rest) = beside_layers(BelowBound, LayerTable.from_sizes({"a": 5, "b": 2}), 2.0, share=0.36)
-        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, the whole of it
+        >>> round((noisy.bound / noisy.sigma) ** 2 + rest**-2, 9)  # 1 / 2^2, for both together
         0.25
     """
     check_at_least_zero(multiplier=multiplier)
@@ -201,7 +202,7 @@ def beside_layers(
 
 
 class _LayerBits(AuxiliaryQuery):
-    """A bit per layer, centred so that each is -1/2 or 1/2."""
+    """One bit for each layer, shifted by -1/2 so that it is -1/2 or 1/2."""
 
     @property
     def bound(self) -> float:
@@ -215,9 +216,10 @@ class _LayerBits(AuxiliaryQuery):
 
 @dataclass(frozen=True)
 class BelowBound(_LayerBits):
-    """Bits for the layers in which a client stays within its bounds.
+    """Bits that are set for the layers in which a client's norm is within the bound.
 
-    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", per layer.
+    Source: Andrew et al. 2021, "Differentially private learning with adaptive clipping", applied to
+        each layer.
 
     Example:
         >>> query = BelowBound((5, 2))
@@ -236,8 +238,8 @@ class BelowBound(_LayerBits):
 
 @dataclass(frozen=True)
 class BelowShare(_LayerBits):
-    """Bits that are set for layers with a small share of a client's norm: at most the layer's
-    bound's share of all bounds.
+    """Bits that are set for layers whose norm, divided by the norm of the client's whole update, is
+    at most the layer's bound, divided by the norm of all bounds.
 
     Unlike the bits of `BelowBound`, these bits still distinguish layers if every layer's norm
     exceeds its bound.
@@ -261,7 +263,7 @@ class LayerVote(AuxiliaryQuery):
     """A client's vote for the quarter of the layers in which its update is longest. The vote has k
     ones, where k is K / 4 rounded up.
 
-    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with a client as the voter.
+    Source: private choice of layers as in DP-SAPF (arXiv 2605.30312), with clients as the voters.
 
     Example:
         >>> vote = LayerVote((5, 2, 5, 2, 5))
@@ -273,7 +275,7 @@ class LayerVote(AuxiliaryQuery):
 
     @property
     def votes(self) -> int:
-        """k: number of layers that a client votes for."""
+        """Number k of layers that a client votes for."""
         return -(-len(self.sizes) // 4)
 
     @property
@@ -310,7 +312,7 @@ class LayerStrength(AuxiliaryQuery):
 
     @property
     def bound(self) -> float:
-        """1 for all norms of the layers."""
+        """1, whatever the norms of the layers are."""
         return 1.0
 
     @override
@@ -318,7 +320,7 @@ class LayerStrength(AuxiliaryQuery):
         return SAFETY * layer_directions(norms)
 
     def decode(self, mean: Tensor) -> np.ndarray:
-        """Mean shares, at least 0, float64 [K]."""
+        """Released mean of each layer's share, at least 0, float64 [K]."""
         return np.maximum(mean.double().numpy(), 0.0)
 
 
@@ -344,16 +346,16 @@ class CutVote(AuxiliaryQuery):
 
     @property
     def size(self) -> int:
-        """One number."""
+        """1, because a vote is one number."""
         return 1
 
     @property
     def bound(self) -> float:
-        """1/2."""
+        """1/2, the magnitude of a vote."""
         return 0.5
 
     def encode(self, norms: Tensor, clip: Tensor) -> Tensor:
-        """The answer of clients that abstain."""
+        """The answer of clients that abstain, which is 0."""
         return norms.new_zeros(len(norms), 1)
 
     def decode(self, mean: Tensor) -> np.ndarray:
@@ -371,10 +373,10 @@ def layer_directions(norms: Tensor) -> Tensor:
     """
     largest = norms.amax(dim=1, keepdim=True)
     usable = norms.isfinite().all(dim=1, keepdim=True) & (largest > 0)
-    # squares of tiny numbers vanish
+    # this division comes first, because squares of tiny numbers vanish
     part = torch.where(usable, norms / torch.where(usable, largest, 1.0), 0.0)
     length = torch.linalg.vector_norm(part, dim=1, keepdim=True)
-    return part / length.clamp(min=1.0)  # the largest norm is then 1
+    return part / length.clamp(min=1.0)  # a usable row has a length of at least 1
 
 
 _KINDS: Registry[type[AuxiliaryQuery]] = Registry(
@@ -400,12 +402,12 @@ def register(kind: type[AuxiliaryQuery]) -> type[AuxiliaryQuery]:
 
 
 def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
-    """Refuse a query that clients would confuse with another query. Clients make queries from
-    names.
+    """Refuse a query that clients would confuse with another query, because clients make queries
+    from their names.
 
     Raises:
-        PrivacyError: the name belongs to another query, or its sizes or options differ from the
-            registered query.
+        PrivacyError: the name belongs to another query, or the query's sizes or options differ from
+            those of the registered query.
     """
     if query.name in _KINDS and get(query.name, sizes) != query:
         raise PrivacyError(
@@ -416,7 +418,7 @@ def require_registered(query: AuxiliaryQuery, sizes: Iterable[int]) -> None:
 
 
 def get(name: str, sizes: Iterable[int]) -> AuxiliaryQuery:
-    """The query `name` over layers of these sizes.
+    """The query `name` for layers of these sizes.
 
     Raises:
         ConfigError: there is no such query.

@@ -1,4 +1,6 @@
-"""Records that facts and plans hold: the sampling, the shares of the noise, and a released part."""
+"""Records that facts and plans contain: the sampling, the shares of the noise, and a released
+part.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,9 @@ class Sampling:
     * "cyclic": every client is assigned to one of b groups for the whole run, independently and at
       random. In round t, counted from 0, all clients of group t mod b take part.
     * "min-separation": `rate * population` of the clients that were not invited in the last b - 1
-      rounds.
-    * "grouped-poisson": groups as in "cyclic"; in its group's rounds a client takes part with
-      probability b `rate`.
+      rounds take part.
+    * "grouped-poisson": clients are assigned to groups as in "cyclic". In each round of its group,
+      a client takes part with probability b `rate`.
 
     Example:
         >>> Sampling("grouped-poisson", 500, 0.1, 4).within_group
@@ -43,16 +45,18 @@ class Sampling:
         scheme: "poisson" (each client independently with probability `rate`), "fixed"
             (`rate * population` clients without replacement), or one of the schemes above.
         population: number N of registered clients; public.
-        rate: q in (0, 1], expected share of the clients in a round.
-        separation: b for the schemes with a separation; None for all other schemes.
-        participations: k for "allocation"; None for all other schemes.
+        rate: expected share q in (0, 1] of the clients in a round.
+        separation: number b of rounds for the schemes with a separation; None for all other
+            schemes.
+        participations: number k of rounds for "allocation"; None for all other schemes.
         block: number of rounds of a block for "allocation", where `rate` is k / block; None for all
             other schemes.
         of: "user" if the participants are users with several clients each; None if the participants
             are clients or examples.
 
     Raises:
-        ConfigError: a number is outside its range, or the population cannot keep the separation.
+        ConfigError: a number is outside its range, or the population is too small for the
+            separation.
     """
 
     scheme: Scheme
@@ -123,7 +127,7 @@ class Sampling:
                 f"{int(1 / self.rate + _ROUNDING)} groups or a lower rate"
             )
 
-    def __repr__(self) -> str:  # ledgers are named by this text
+    def __repr__(self) -> str:  # the owner of a Flower app's ledger is a hash of this text
         shown = ["scheme", "population", "rate", "separation"]
         if self.scheme == "allocation":
             shown += ["participations", "block"]
@@ -131,12 +135,16 @@ class Sampling:
 
     @property
     def scheduled(self) -> bool:
-        """Whether a client's rounds depend on each other. If so, a run keeps its draws."""
+        """Whether a client's rounds depend on each other. If so, a run that is continued draws the
+        same cohorts again.
+        """
         return self.separation is not None or self.block is not None
 
     @property
     def expected(self) -> float:
-        """Public cohort size q N, the denominator of every mean; never the realised count."""
+        """Public cohort size q N, the denominator of every mean; not the actual number of
+        clients.
+        """
         return self.rate * self.population
 
     @property
@@ -158,7 +166,8 @@ class Sampling:
         """Probability that a round draws at least one of these clients, or an upper bound on this
         probability.
 
-        Poisson draws are independent of each other; the draws of a fixed cohort are not.
+        Poisson draws are independent of each other. For all other schemes, the sum of the clients'
+        rates is an upper bound.
 
         Raises:
             ConfigError: `clients` is not a whole number of at least 1.
@@ -190,7 +199,7 @@ def least_threshold(nodes: int, colluders: int) -> int:
     therefore 2 t > n + m.
 
     Raises:
-        ConfigError: a number is not whole, or negative.
+        ConfigError: a number is not whole, or is negative.
 
     Example:
         >>> least_threshold(10, 1), least_threshold(30, 3)
@@ -214,11 +223,11 @@ class Shares:
         threshold: number t of nodes that must answer; with fewer answers the round is void.
         colluders: number m of nodes that may pass their knowledge, including their own noise, to
             the server.
-        noise: law of the nodes' noise, "discrete-gaussian" or "skellam".
+        noise: distribution of the nodes' noise, "discrete-gaussian" or "skellam".
 
     Raises:
-        ConfigError: a number is outside its range, there are no more answers than colluders, or the
-            law is unknown.
+        ConfigError: a number is outside its range, the threshold does not exceed the number of
+            colluders, or the distribution is unknown.
     """
 
     threshold: int
@@ -237,11 +246,13 @@ class Shares:
 
     @property
     def law(self) -> IntegerNoise:
-        """The law of the nodes' noise."""
+        """The distribution of the nodes' noise."""
         return integer_noise.get(self.noise)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form without the default law, because noise is keyed by this text."""
+        """JSON form. It omits the default distribution, so that the keys of noise, which depend on
+        this form, stay the same.
+        """
         record = asdict(self)
         if self.noise == integer_noise.DiscreteGaussian.name:
             del record["noise"]
@@ -249,7 +260,7 @@ class Shares:
 
     @property
     def honest(self) -> int:
-        """Number of nodes whose noise counts, t - m."""
+        """Number t - m of nodes on whose noise the guarantee relies."""
         return self.threshold - self.colluders
 
     def check(self, asked: int) -> None:
@@ -257,7 +268,7 @@ class Shares:
         together cannot reach.
 
         Raises:
-            ConfigError: the threshold is below `least_threshold` or above n.
+            ConfigError: the threshold is below `least_threshold` or above `asked`.
         """
         t, m = self.threshold, self.colluders
         least = least_threshold(asked, m)
@@ -280,7 +291,7 @@ class Part(NamedTuple):
         name: name of the layer or query.
         size: number of coordinates.
         clip: bound of one unit's contribution (l2, or l1 for Laplace noise).
-        sigma: noise scale that one noising party adds (std, or Laplace scale b).
+        sigma: scale of the noise that one noising party adds (std, or Laplace scale b).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts

@@ -1,5 +1,5 @@
-"""The combinations of settings that a run refuses, stated in one place. Messages about facts name
-the argument, and messages about recipes name the key.
+"""The combinations of settings that a run refuses, stated in one place. Errors about facts name the
+argument, and errors about recipes name the key.
 
 >>> from fedlgm.planning.trust import NOISED_BY
 >>> run = Settings("fixed", 0.5, "add-remove", NOISED_BY["central"])
@@ -19,7 +19,7 @@ from fedlgm.planning.trust import NOISED_BY, NoisedBy
 from fedlgm.privacy.guarantee import Relation
 
 TURNS = ("poisson", "fixed", "allocation")
-"""Sampling schemes that keep no rounds between a client's participations."""
+"""Sampling schemes under which a client may take part in consecutive rounds."""
 
 
 class Settings(NamedTuple):
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
         scheme: sampling scheme.
         rate: sampling rate.
         relation: neighbouring relation.
-        noised_by: party that adds the noise.
+        noised_by: trust model.
         noise: name of the correlation over rounds in the settings; empty for independent noise.
         steps: whether clients make example-level steps.
         capped: whether the number of a client's releases is limited.
@@ -55,9 +55,9 @@ class Rule(NamedTuple):
 
     Attributes:
         broken: function that says whether settings have the combination.
-        right: the right setting. {relation}, {trust}, {sampling} and {cap} stand for the settings'
-            names, {who} stands for the trust model, and {clients} stands for the trust models under
-            which the clients add the noise.
+        right: the message, which states the right setting. {relation}, {trust}, {sampling} and
+            {cap} stand for the settings' names, {who} stands for the trust model, and {clients}
+            stands for the trust models under which the clients add the noise.
     """
 
     broken: Callable[[Settings], bool]

@@ -78,7 +78,7 @@ class Transcript:
 
     def answer(self, query: str) -> np.ndarray | None:
         """The decoded answer to the named auxiliary query in the last released mean; None if the
-        mean has no such query.
+        last round did not ask it.
         """
         if self.mean is None or self.plan is None:
             return None
@@ -90,9 +90,9 @@ class Transcript:
         return None
 
     def is_unanswered(self, query: str) -> bool:
-        """Whether the named query has no answer: it was never asked, or the last round asked it and
-        was void. A void round of a secure sum releases only zeros. Zeros are not an answer, so a
-        vote must be held again.
+        """Whether the named query has no answer: no round was released, or the last round asked the
+        query and was void. A void round of a secure sum releases only zeros. Zeros are not an
+        answer, so a vote must be held again.
 
         Example:
             >>> import torch

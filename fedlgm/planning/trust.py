@@ -1,5 +1,5 @@
-"""The party that adds the noise of a release, and the consequences. Only this module distinguishes
-the trust models.
+"""The trust models: who adds the noise of a release, and what follows from this. Each trust model
+is one object, whose methods contain everything that differs between the models.
 
 >>> [who.name for who in NOISED_BY.values() if not who.uploads_released]
 ['central']
@@ -43,8 +43,8 @@ class Adversary(NamedTuple):
         nodes: number of nodes whose noise the adversary does not know.
         rate: rate of the sampling that amplifies a release against this adversary.
         epsilon: the stated epsilon of the whole run.
-        released: function (exact contribution or sum [plan.size], plan, keys, round) -> the part of
-            a release that the adversary sees.
+        released: function from an exact contribution or sum [plan.size], a plan, keys and a round
+            to the part of the release that the adversary sees.
     """
 
     name: str
@@ -55,9 +55,10 @@ class Adversary(NamedTuple):
 
 
 class NoisedBy:
-    """The server adds noise to the sum, so a round costs one release of all clients together.
+    """Central trust: the server adds noise to the sum, so a round is one release of all clients
+    together.
 
-    A further trust model is a subclass with its own methods, listed in `NOISED_BY`.
+    Every other trust model is a subclass with methods of its own, and is listed in `NOISED_BY`.
 
     Example:
         >>> NoisedBy().noises_in_sum(20.0), NoisedByClients().noises_in_sum(20.0)
@@ -66,8 +67,8 @@ class NoisedBy:
     Attributes:
         name: name of the trust model in facts and recipes.
         uploads_released: whether a client's upload is already a release, charged to the client.
-        alone: whether a single client's upload may be seen. If not, only a sum of several uploads
-            may be seen.
+        alone: whether the server may see a single client's upload. If not, it may see only a sum of
+            several uploads.
         relation: neighbouring relation for which the guarantee of whole clients is usually proven.
         numbers: types that the numbers of a real node's answer may have.
         uncorrelated: reason why noise cannot be correlated over rounds; empty if it can be
@@ -93,7 +94,9 @@ class NoisedBy:
         return 1.0 if sampling.scheme == "min-separation" else sampling.within_group
 
     def noises_in_sum(self, contributors: float) -> float:
-        """Number of parties whose noise is in a sum of `contributions` contributions."""
+        """Variance of the noise in a sum of `contributors` contributions, divided by the variance
+        that the plan states.
+        """
         return 1.0
 
     def limit(self, part: Part, family: Family) -> float:
@@ -103,12 +106,12 @@ class NoisedBy:
         return part.clip
 
     def party(self, client: int) -> int:
-        """Number of the party whose noise covers this client's contribution."""
+        """Number of the party that adds noise to this client's contribution."""
         return SERVER
 
     def of(self, shares: Shares | None) -> NoisedBy:
-        """The same party with a run's shares of the noise (ConfigError: the shares are missing, or
-        this trust model has no shares).
+        """The same trust model with a run's shares of the noise (ConfigError: the shares are
+        missing, or this trust model has no shares).
         """
         if shares is not None:
             raise ConfigError(
@@ -118,14 +121,14 @@ class NoisedBy:
         return self
 
     def check_facts(self, facts: Facts) -> None:
-        """Refuse facts that do not fit this trust (ConfigError)."""
+        """Refuse facts that do not fit this trust model (ConfigError)."""
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse a plan that cannot be carried out under this trust (ConfigError)."""
+        """Refuse a plan that cannot be carried out under this trust model (ConfigError)."""
 
     def unmet_condition(self, facts: Facts, min_cohort: int, max_colluders: int) -> str:
-        """The condition of a node for sums with its peers that a run does not meet; empty if the
-        run meets all conditions.
+        """How a run fails to meet a node's conditions on sums with its peers; empty if it meets
+        them.
         """
         return ""
 
@@ -138,8 +141,8 @@ class NoisedBy:
         """Event of one release with Gaussian noise.
 
         Args:
-            multiplier: noise std divided by the largest change of the release by a neighbouring
-                data set.
+            multiplier: noise std divided by the largest change of the release between neighbouring
+                data sets.
             rate: rate of the sampling that amplifies the release.
         """
         from fedlgm.privacy.events import gaussian_event
@@ -147,7 +150,7 @@ class NoisedBy:
         return gaussian_event(multiplier, rate)
 
     def calibrate(self, gaussian: float, within: Callable[[float], bool]) -> float:
-        """Noise multiplier of a run.
+        """Noise multiplier at which a run meets its budget.
 
         Args:
             gaussian: the smallest multiplier at which Gaussian noise meets the budget.
@@ -166,7 +169,7 @@ class NoisedBy:
         return ()
 
     def source(self) -> NoiseSource[Plan] | None:
-        """Source of the noise under this trust model; None for
+        """Source of the noise under this trust model; None if the source is
         `fedlgm.noise.run_noise.Independent`.
         """
         return None
@@ -179,12 +182,12 @@ class NoisedBy:
         self, exact: Tensor, plan: Plan, keys: KeyRing, round: int, backend: NoiseBackend
     ) -> Tensor | None:
         """Copy of a contribution [plan.size] with the noise on which the guarantee relies; None if
-        this noise is the noise of one release.
+        this is the noise of a single release.
         """
         return None
 
     def public_figures(self, plan: Plan) -> dict[str, float]:
-        """Public figures that this trust adds to a plan, by name."""
+        """Public figures that this trust model adds to a plan, by name."""
         return {}
 
     def readers_epsilon(self, facts: Facts, rounds: int) -> float | None:
@@ -217,7 +220,7 @@ class NoisedByClients(NoisedBy):
     )
 
     def accounted_rate(self, sampling: Sampling) -> float:
-        """The rate is 1."""
+        """1, because participation is visible."""
         return 1.0
 
     def noises_in_sum(self, contributors: float) -> float:
@@ -225,11 +228,11 @@ class NoisedByClients(NoisedBy):
         return contributors
 
     def limit(self, part: Part, family: Family) -> float:
-        """`largest_norm`."""
+        """The norm that a contribution with its noise hardly ever exceeds (`largest_norm`)."""
         return largest_norm(part, family)
 
     def party(self, client: int) -> int:
-        """The client."""
+        """The client's own number, because the client adds the noise."""
         return client
 
 
@@ -237,7 +240,8 @@ NOISED_BY: dict[str, NoisedBy] = {kind.name: kind for kind in (NoisedBy(), Noise
 
 
 def hides_answers(trusts: Iterable[str]) -> bool:
-    """Whether, under one of these trust models, clients' messages may be seen only in a sum.
+    """Whether, under at least one of these trust models, the server may see clients' messages only
+    in a sum.
 
     Example:
         >>> hides_answers(["local", "central"])
@@ -247,8 +251,8 @@ def hides_answers(trusts: Iterable[str]) -> bool:
 
 
 def weakest(trusts: Iterable[str]) -> NoisedBy:
-    """Of these trust models, the trust model with the weakest guarantee for answers; local trust if
-    the list is empty.
+    """The one of these trust models that has the weakest guarantee for answers; local trust if the
+    list is empty.
 
     Example:
         >>> weakest({"local", "central"}).name
@@ -259,7 +263,7 @@ def weakest(trusts: Iterable[str]) -> NoisedBy:
 
 
 def get(trust: str, shares: Shares | None = None) -> NoisedBy:
-    """The party that adds the noise under a trust model, with the run's shares if there are any.
+    """The trust model of this name, with the run's shares if there are any.
 
     Raises:
         ConfigError: the trust model is unknown, or the shares do not fit.
@@ -273,11 +277,11 @@ def get(trust: str, shares: Shares | None = None) -> NoisedBy:
 
 
 def largest_norm(part: Part, family: str) -> float:
-    """Norm that a client's noised part exceeds with probability at most 1e-15. It includes the
-    bound, the noise and the rounding to the grid.
+    """Norm that a client's noisy part exceeds with probability at most 1e-15. It is the sum of the
+    bound, the norm of the noise and the rounding to the grid.
 
-    For Gaussian noise this is the square root of the chi-square tail, in l2; for Laplace noise it
-    is the tail of a sum of exponentials, in l1.
+    The norm of Gaussian noise, in l2, follows from the tail of the chi-square distribution; the
+    norm of Laplace noise, in l1, follows from the tail of a sum of exponential variables.
 
     Example:
         >>> from fedlgm.planning.records import Part
@@ -298,8 +302,8 @@ def largest_norm(part: Part, family: str) -> float:
 
 
 def gaussian_norm(size: int) -> float:
-    """l2 norm that `size` standard normal numbers exceed with a negligible probability, from the
-    tail of the chi-square distribution.
+    """The l2 norm that `size` standard normal numbers exceed with a negligible probability,
+    computed from the tail of the chi-square distribution.
 
     Raises:
         ConfigError: `size` is not a whole number of at least 0.
@@ -315,6 +319,6 @@ def _gamma_tail(shape: float) -> float:
     """Number that a Gamma variable of this shape and scale 1 exceeds with a negligible
     probability.
     """
-    import scipy.special  # clients do not need it and start sooner
+    import scipy.special  # clients do not need it, and start faster without it
 
     return float(scipy.special.gammainccinv(shape, NEGLIGIBLE))

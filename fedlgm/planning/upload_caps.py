@@ -4,7 +4,7 @@ the plan.
 If the sum bounds whole updates, the plan's bound limits a client's upload. If a trainer bounds
 examples, a client adds up all of its examples, and without a cap an upload of any size would count.
 The cap is the largest upload that bounds, noise and the expected number of examples of a step
-permit. Clients clip to the cap after adding noise, which costs no privacy. A server counts larger
+permit. Clients clip to the cap after adding noise, which is post-processing. A server counts larger
 uploads as zero.
 """
 
@@ -22,18 +22,19 @@ from fedlgm.noise.draws import grid_step
 from fedlgm.planning.plan import ReleasePlan
 from fedlgm.planning.trust import NEGLIGIBLE, gaussian_norm
 
-# most steps of length lr that Adam takes at once: (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2))
+# (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)), the largest move of a coordinate in one step of Adam,
+# divided by lr
 _ADAM = 7.3
-_ROUNDING = 1 + 1e-4  # rounding of float32 weights over a round's steps
+_ROUNDING = 1 + 1e-4  # margin for the rounding of float32 weights over a round's steps
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """A round's factors on one step's bound and noise."""
+    """Factors that turn the bound and the noise of one step into those of a round."""
 
-    rows: float  # largest number of examples of a step
-    signal: float  # factor on a sum that is the same in every step
-    noise: float  # factor on independent sums
+    rows: float  # largest number of examples in a step
+    signal: float  # factor for a sum that is the same in every step
+    noise: float  # factor for independent sums
 
 
 @lru_cache(maxsize=16)
@@ -41,10 +42,10 @@ def upload_caps(plan: ReleasePlan) -> np.ndarray:
     """Largest l2 norm of each released part of one client's upload, [parts], under a plan that
     bounds examples.
 
-    A step adds up at most as many examples as a Poisson batch of the expected size holds (except
-    with probability 1e-15), each within its bound. Under local trust SGD moves a client by lr / B
-    times k such sums and their noise, and by more with momentum. Adam moves no coordinate by more
-    than 7.3 lr per step.
+    Except with probability 1e-15, a step adds up no more examples than a Poisson batch of the
+    expected size contains, each within its bound. Under local trust, SGD moves a client's model by
+    lr / B times k such sums and their noise, and by more with momentum. Adam moves no coordinate by
+    more than 7.3 lr per step.
 
     Args:
         plan: a plan with `bounded_by` "trainer".
@@ -112,7 +113,7 @@ def within_caps(upload: Tensor, plan: ReleasePlan) -> Tensor:
 
 
 def _most(population: int, rate: float) -> float:
-    """Largest number of examples in a Poisson batch of all clients' examples, except with a
+    """Number of examples that a Poisson batch of all clients' examples exceeds only with a
     negligible probability.
     """
     import scipy.stats

@@ -18,7 +18,7 @@ class Facts(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """sigma_*."""
+        """Noise multiplier sigma_*."""
 
     @property
     def sampling(self) -> Sampling:
@@ -50,14 +50,16 @@ class Facts(Protocol):
 
     @property
     def steps(self) -> object | None:
-        """Private steps of a client in a round; None without private steps."""
+        """Noisy steps that each client makes in a round; None without such steps."""
 
     @property
     def shares(self) -> Shares | None:
-        """Under distributed trust, the clients whose noise counts; otherwise None."""
+        """Under distributed trust, the nodes on whose noise the guarantee relies; otherwise
+        None.
+        """
 
     def budget(self) -> tuple[float, float]:
-        """(epsilon, delta)."""
+        """The run's budget (epsilon, delta)."""
 
 
 class Plan(Protocol):
@@ -65,7 +67,7 @@ class Plan(Protocol):
 
     @property
     def protected(self) -> bool:
-        """Whether the plan's event belongs to a private release."""
+        """Whether the release has a privacy guarantee."""
 
     @property
     def facts(self) -> Facts:
@@ -73,7 +75,7 @@ class Plan(Protocol):
 
     @property
     def family(self) -> Family:
-        """Family of the noise."""
+        """Distribution family of the noise."""
 
     @property
     def bounded_by(self) -> str:
@@ -85,11 +87,11 @@ class Plan(Protocol):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Everything that is released."""
+        """Everything that is released: first the layers, then the auxiliary queries."""
 
     @property
     def effective_multiplier(self) -> float:
-        """sigma_eff under add-or-remove-one."""
+        """Noise multiplier sigma_eff of the whole release under add-or-remove-one."""
 
 
 class Sum(Protocol):

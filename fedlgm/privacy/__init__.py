@@ -1,7 +1,7 @@
 """Accounting, guarantees and the durable ledger.
 
-Names load on first use: the accountant takes a second to import, and processes that only train do
-not need it.
+Names are loaded when they are first used: the accountant takes a second to import, and processes
+that only train do not need it.
 """
 
 import lazy_loader

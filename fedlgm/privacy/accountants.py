@@ -31,26 +31,27 @@ from fedlgm.privacy.repetition import compose_with, repeatable
 
 ACCOUNTANTS = get_args(Accountant)
 COARSE = "coarse pld"
-"""Name of a PLD accountant with a grid ten times as coarse, at a tenth of the cost. The calibrated
-multiplier differs by at most a relative 1e-4."""
+"""Name of a PLD accountant with a grid ten times as coarse, which takes a tenth of the time. The
+calibrated multiplier differs by at most a relative 1e-4.
+"""
 SEARCHES = "rdp of searches"
-"""Name of the RDP accountant at the orders of searches."""
+"""Name of the RDP accountant at `ORDERS`, for searches."""
 GRIDS = ("pld", COARSE)
-"""Accountants on grids, which do not resolve the least deltas."""
+"""Names of the accountants that compute on grids, which do not resolve the smallest deltas."""
 ORDERS = tuple(
     np.concatenate(
         [np.arange(1.25, 12, 0.25), np.arange(12, 65), [80, 96, 128, 160, 192, 256, 384, 512, 1024]]
     )
 )
-"""Renyi orders of searches."""
-# below this multiplier, grids are coarser: otherwise their size would grow with the multiplier's
-# inverse square
+"""Renyi orders at which searches (`selection_event`) are accounted for."""
+# below this multiplier, grids are coarser, because otherwise their size would grow with the
+# multiplier's inverse square
 _LITTLE_NOISE = 0.3
 
 
 @lru_cache(maxsize=32)
 def _one_sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
-    """Privacy loss distribution of one release. Its computation takes nearly all of the time of a
+    """Privacy loss distribution of one release. Computing it takes nearly all of the time of a
     composition.
     """
     return repeatable(sampled_gaussian(multiplier, rate, interval))
@@ -63,11 +64,11 @@ def _one_of_rounds(multiplier: float, rounds: int, interval: float) -> Any:
 
 
 class PldAccountant(PLDAccountant):
-    """Google's PLD accountant, which also composes `pure_event`s and `AllocationDpEvent`s among
-    events of add-or-remove-one.
+    """Google's PLD accountant, which also composes `pure_event`s and `AllocationDpEvent`s under
+    add-or-remove-one.
 
-    It caches single sampled Gaussian releases, because a run composes more and more of the same
-    release.
+    It caches the distributions of single releases, because a run composes the same release more and
+    more often.
 
     Example:
         >>> accountant = PldAccountant().compose(gaussian_event(1.0, 0.1), 10)
@@ -76,8 +77,8 @@ class PldAccountant(PLDAccountant):
     """
 
     def branch(self) -> PldAccountant:
-        """A separate accountant of the releases composed so far, without the list of their
-        events.
+        """A separate accountant that starts with the releases composed so far, without the list of
+        their events.
         """
         branch = PldAccountant(value_discretization_interval=self._value_discretization_interval)
         branch._pld = self._pld  # type: ignore[has-type]
@@ -127,7 +128,7 @@ class PldAccountant(PLDAccountant):
 
 @lru_cache(maxsize=128)
 def _renyi_curve(multiplier: float, rate: float, orders: tuple[float, ...]) -> Any:
-    """Renyi divergences of one release. Their computation takes nearly all of the time of a
+    """Renyi divergences of one release. Computing them takes nearly all of the time of a
     composition.
     """
     return RdpAccountant(orders=orders).compose(gaussian_event(multiplier, rate)).rdp
@@ -139,7 +140,7 @@ class RenyiAccountant(RdpAccountant):
 
     Example:
         >>> accountant = RenyiAccountant().compose(gaussian_event(2.0), 4)
-        >>> 4.3772 < float(accountant.get_epsilon(1e-5)) < 4.8  # the exact epsilon is the least, see `composed_epsilon`
+        >>> 4.3772 < float(accountant.get_epsilon(1e-5)) < 4.8  # 4.3772 is the exact epsilon
         True
     """
 
@@ -159,8 +160,8 @@ class RenyiAccountant(RdpAccountant):
         return super()._maybe_compose(event, count, do_compose)
 
     def narrow(self, events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> None:
-        """If all events are sampled Gaussian releases, keep only a few orders, which include the
-        order of these events' least epsilon. Call this before the events are composed.
+        """If all events are sampled Gaussian releases, keep only a few orders, among them the order
+        at which these events have the least epsilon. Call this before the events are composed.
         """
         releases = []
         for event, count in events:
@@ -178,12 +179,13 @@ class RenyiAccountant(RdpAccountant):
 def new_accountant(
     name: str, events: Iterable[dp_event.DpEvent]
 ) -> dp_accounting.PrivacyAccountant:
-    """An accountant for these events. A coarser grid errs on the safe side.
+    """An accountant for these events. For little noise its grid is coarser, which can only increase
+    epsilon.
 
     Raises:
         ConfigError: no accountant has this name.
     """
-    check_known("accountant", name, _ACCOUNTANTS.names())  # guarantees rest on it
+    check_known("accountant", name, _ACCOUNTANTS.names())  # guarantees depend on it
     accountant: dp_accounting.PrivacyAccountant = _ACCOUNTANTS.find(name)(events)
     return accountant
 
@@ -228,7 +230,8 @@ def _directions(distribution: Any) -> list[DensePLDPmf]:
 
 
 def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
-    """delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), for e >= 0.
+    """Upper bounds on delta(e) = P(l = inf) + sum over losses l > e of (1 - exp(e - l)) P(l), e >=
+    0.
 
     `PLDPmf.get_delta_for_epsilon` computes the same value in a loop over all losses, which takes a
     hundred times as long.
@@ -248,9 +251,10 @@ def _grid_deltas(pmf: DensePLDPmf, epsilons: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp_accounting's log of omitted Rényi orders, which are routine and safe.
+    """Suppress dp_accounting's messages about omitted Renyi orders, which are frequent and
+    harmless.
 
-    A change of the level would empty the caches of all loggers.
+    The messages are filtered, because a change of the level would empty the caches of all loggers.
     """
     logger = absl.logging.get_absl_logger()
     logger.addFilter(_is_error)

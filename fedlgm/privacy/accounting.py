@@ -1,7 +1,7 @@
-"""Epsilon of composed releases and noise calibration, by Google's `dp_accounting`.
+"""The epsilon of composed releases, and the calibration of noise, with Google's `dp_accounting`.
 
 Noise multipliers are relative to one unit's bound S under add-or-remove-one. Replace-one moves a
-sum by up to 2 S, so its multipliers are divided by two before accounting. For fixed-size sampling
+sum by up to 2 S, so its multipliers are divided by two before accounting. For sampling m of N units
 without replacement, as for Poisson sampling, this gives the sampled Gaussian mechanism of rate m/N
 at the doubled sensitivity. The amplification theorem for replacement (Balle, Barthe and Gaboardi
 2018) then covers one release. Compositions are not proven to be covered (docs/guarantees.md,
@@ -54,17 +54,17 @@ from fedlgm.privacy.guarantee import SENSITIVITY_FACTOR, Relation
 from fedlgm.privacy.participation import Allocation, Draws, SecretDraw, draws_of, release_event
 from fedlgm.privacy.plain import plain_number, plain_numbers
 
-_COARSE_ERROR = 1e-3  # relative, ten times the actual error
-# rounding error in delta by the grid's Fourier transforms, for each release: five times the
+_COARSE_ERROR = 1e-3  # relative error; ten times the measured one
+# rounding error of delta from the grid's Fourier transforms, for each release: five times the
 # measured error
 LOST = 2.0**-52
 _NEGLIGIBLE = 1e-6  # relative change of delta that is smaller than the grid's error
 
 _LARGEST_MULTIPLIER = 1e7
-SMALLEST_MULTIPLIER = 0.05  # the least multiplier, even if the budget allows less noise
-_TOLERANCE = 1e-6  # relative, on the calibrated multiplier
-_KEPT = 1e-8  # relative; a plan keeps nine digits of its multiplier, rounded down
-_CONFIRMED = 1e-4  # largest share of the target epsilon that a kept multiplier may leave unspent
+SMALLEST_MULTIPLIER = 0.05  # smallest calibrated multiplier, even if the budget allows less noise
+_TOLERANCE = 1e-6  # relative tolerance of the calibrated multiplier
+_KEPT = 1e-8  # relative margin, because plans round multipliers down to nine digits
+_CONFIRMED = 1e-4  # largest share of the target epsilon that a cached multiplier may leave unspent
 
 
 @plain_numbers
@@ -82,18 +82,18 @@ def epsilon(
     """Epsilon after `steps` releases of a sampled Gaussian mechanism.
 
     Args:
-        noise_multiplier: noise std of the sum over one unit's l2 bound S (see the module's note on
-            replace-one).
+        noise_multiplier: noise std of the sum, divided by one unit's l2 bound S (see the module's
+            note on replace-one).
         delta: target delta in (0, 1).
         steps: number of releases T >= 0.
         sampling_rate: probability q in (0, 1] that a unit takes part in a release.
         relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
         accountant: "pld" or "rdp".
         sampling: "poisson" (a unit takes part in each release independently, with probability
-            `sampling_rate`) or "allocation" (in exactly `participations` of the releases, a uniform
-            and secret draw; see `events.AllocationDpEvent` for the theorem). Random allocation
-            has no bound by "rdp" here, and none under "replace-one".
-        participations: number k of a unit's releases under "allocation".
+            `sampling_rate`) or "allocation" (a unit takes part in exactly `participations` of the
+            releases, which are drawn uniformly and secretly; see `events.AllocationDpEvent` for the
+            theorem). Here, random allocation has no bound by "rdp" and none under "replace-one".
+        participations: number k of releases in which a unit takes part under "allocation".
 
     Raises:
         ConfigError: an argument is outside its range; the message names it.
@@ -123,7 +123,7 @@ def calibrate(
     sampling: SecretDraw = "poisson",
     participations: int | None = None,
 ) -> float:
-    """Smallest noise multiplier sigma_* whose `steps` releases stay within (epsilon, delta).
+    """Smallest noise multiplier sigma_* at which `steps` releases stay within (epsilon, delta).
 
     This inverts `epsilon` in its first argument. The result is at most a relative 1e-6 too large
     and never too small.
@@ -136,10 +136,10 @@ def calibrate(
         relation: neighbouring relation, "add-remove", "replace-one" or "zero-out".
         accountant: "pld" or "rdp".
         sampling: "poisson" or "allocation", as in `epsilon`.
-        participations: number k of a unit's releases under "allocation".
+        participations: number k of releases in which a unit takes part under "allocation".
 
     Returns:
-        Noise std of the sum over one unit's l2 bound, at least 0.05 (twice that under replace-one),
+        Noise std of the sum, divided by one unit's l2 bound; at least 0.05 (0.1 under replace-one),
         even if the budget allows less noise.
 
     Raises:
@@ -222,8 +222,8 @@ _Levels = tuple[tuple[float, int], ...]
 
 @lru_cache(maxsize=256)
 def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accountant: str) -> float:
-    """The result of `calibrate_levels`: an earlier process's result if the accountant confirms it,
-    otherwise a new one.
+    """Calibrated multiplier of the releases with the least noise: the cached result of an earlier
+    process if the accountant confirms it, otherwise a new result.
     """
     inputs = {
         "request": [target, delta, levels, rate, accountant],
@@ -242,9 +242,10 @@ def _calibrate(target: float, delta: float, levels: _Levels, rate: Draws, accoun
 def _confirm(
     record: bytes | None, target: float, delta: float, levels: _Levels, rate: Draws, accountant: str
 ) -> float | None:
-    """A kept multiplier, if the accountant finds that it spends the budget to within the tolerance.
+    """Logarithm of a cached multiplier, if the accountant finds that the multiplier spends the
+    budget to within the tolerance; otherwise None.
 
-    An edited file is only a wrong guess: it can neither weaken nor increase the noise.
+    An edited file therefore cannot weaken the noise, or increase it beyond the tolerance.
     """
     try:
         root = float.fromhex((record or b"").decode())
@@ -264,7 +265,7 @@ def _excess(
     levels: _Levels,
     rate: Draws,
 ) -> float:
-    """Epsilon over the target."""
+    """Epsilon of the releases at this multiplier, minus the target."""
     multiplier = math.exp(log_multiplier)
     events = [(release_event(multiplier * level, rate), count) for level, count in levels]
     # PLD may report infinity for very little noise; any large number keeps the bracket's sign.
@@ -297,8 +298,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
         return float(scipy.optimize.brentq(excess, low, high, args=(kind,), xtol=xtol))
 
     def polish(root: float) -> float | None:
-        """A nearby root by Newton steps that use the slope of the cheap accountant; None if the
-        steps do not converge.
+        """A nearby root, found by Newton steps that use the slope of the cheap accountant; None if
+        the steps do not converge.
         """
         slope = (excess(root + 1e-3, COARSE) - excess(root - 1e-3, COARSE)) / 2e-3
         for _ in range(4):
@@ -310,8 +311,8 @@ def _root(target: float, delta: float, levels: _Levels, rate: Draws, accountant:
             root += _TOLERANCE / 4 - above
         return None
 
-    # RDP is cheap, and its root is close to the root of the requested accountant, so it brackets
-    # that root.
+    # RDP is cheap, and its root is close to the root of the requested accountant, so the search for
+    # the latter starts there.
     guess = (math.log(0.9), math.log(2.0))
     try:
         start = solve(*guess, "rdp", 1e-3)
@@ -338,12 +339,12 @@ def composed_epsilon(
 
     delta = 0 means pure differential privacy. Then the pure epsilons of the events are summed,
     without an accountant. An event without a pure epsilon (Gaussian noise) makes the result `inf`.
-    The relation is the relation of the events.
+    Epsilon holds under the neighbouring relation of the events.
 
-    Grids of privacy losses cannot resolve a delta near the rounding of doubles. Where this matters
-    (for delta below about 2^-52 times the number of releases, divided by 1e-6) "pld" is evaluated
-    at delta minus its rounding, and also with Renyi orders, which have no such rounding. The result
-    is the smaller of the two upper bounds.
+    Grids of privacy losses cannot resolve a delta near the rounding error of doubles. Where this
+    matters (for delta below about 2^-52 times the number of releases, divided by 1e-6), "pld" is
+    evaluated at delta minus the rounding error. Epsilon is also computed by RDP, which has no such
+    error, if RDP supports all events. The result is the smaller of the two upper bounds.
 
     If a search (`selection_event`) is among the events, all of them are composed by RDP at
     `accountants.ORDERS` for every `accountant`, because no privacy loss distribution of a search is
@@ -355,8 +356,8 @@ def composed_epsilon(
         accountant: "pld" or "rdp".
 
     Raises:
-        ConfigError: a number of compositions is not a whole number of at least 0; or see
-            `fedlgm.privacy.events.encode`.
+        ConfigError: delta is outside [0, 1), or a number of compositions is not a whole number of
+            at least 0; or see `fedlgm.privacy.events.encode`.
         PrivacyError: the accountant cannot handle an event.
 
     Example:
@@ -376,14 +377,14 @@ Merged = tuple[tuple[str, int], ...]
 
 
 def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float, Merged]:
-    """The events, with equal events counted together and all Gaussian releases without sampling
-    merged into one.
+    """Count equal events together, and merge all Gaussian releases without sampling into one.
 
     Args:
         events: pairs (event, number of compositions).
 
     Returns:
-        mu^2 of the one Gaussian release (0 without any), and the other events.
+        The inverse square of the noise multiplier of the merged Gaussian release (0 if there is
+        none), and the other events.
 
     Raises:
         ConfigError: a number of compositions is not a whole number of at least 0; or see
@@ -408,7 +409,7 @@ def merge_events(events: Iterable[tuple[dp_event.DpEvent, int]]) -> tuple[float,
 def _unfold(
     events: Iterable[tuple[dp_event.DpEvent, int]],
 ) -> Iterator[tuple[dp_event.DpEvent, int]]:
-    """The events, with repetitions inside an event multiplied out and allocations split into single
+    """Multiply out the repetitions inside events, and split allocations into single
     participations.
     """
     for event, count in events:
@@ -421,7 +422,7 @@ def _unfold(
 
 
 def with_gaussian(precision: float, others: Merged) -> Merged:
-    """All events of `merge_events` in one list."""
+    """The events that `merge_events` returned, with the merged Gaussian release among them."""
     if not precision > 0:
         return others
     text = json.dumps(encode(dp_event.GaussianDpEvent(precision**-0.5)))
@@ -429,7 +430,7 @@ def with_gaussian(precision: float, others: Merged) -> Merged:
 
 
 def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> bool:
-    """Whether grids of privacy losses resolve this delta for so many releases, see
+    """Whether grids of privacy losses resolve this delta for this number of releases; see
     `composed_epsilon`.
 
     Raises:
@@ -440,7 +441,8 @@ def is_resolved(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) ->
 
 
 def quick_epsilon(events: Iterable[tuple[dp_event.DpEvent, int]], delta: float) -> float:
-    """A lower bound, slightly below the epsilon of `composed_epsilon`, at a tenth of its cost.
+    """A lower bound that is slightly below the result of `composed_epsilon`, computed in a tenth of
+    the time.
 
     A grid ten times as coarse overestimates epsilon by at most a relative 1e-3, which is
     subtracted.
@@ -486,7 +488,8 @@ def compose(
     Args:
         events: pairs (event, number of compositions).
         accountant: name of the accountant.
-        delta: the only delta, above 0, at which the accountant will be asked for epsilon.
+        delta: the only delta, above 0, at which the accountant will be asked for epsilon; None if
+            it may be asked for epsilon at any delta.
 
     Raises:
         PrivacyError: the accountant cannot handle an event.
@@ -518,7 +521,7 @@ def _epsilon_of(events: list[tuple[dp_event.DpEvent, int]], delta: float, accoun
                 break
         return found
     except (OverflowError, ZeroDivisionError):
-        # hardly any noise: the exponentials of losses exceed the range of doubles
+        # with hardly any noise, the exponentials of losses exceed the range of doubles
         return math.inf
 
 

@@ -3,8 +3,8 @@
 An attacker sees all that was released, knows all other data, and decides whether one unit took
 part. Its false-positive rate is the share of absent units that it calls present; its true-positive
 rate is the share of present units that it finds. The privacy profile delta(epsilon) of a run bounds
-the true-positive rate by the false-positive rate at every epsilon (Wasserman and Zhou 2010, Kairouz
-et al. 2015; Dong, Roth and Su 2022, proposition 2.12).
+the true-positive rate in terms of the false-positive rate at every epsilon (Wasserman and Zhou
+2010, Kairouz et al. 2015; Dong, Roth and Su 2022, proposition 2.12).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from fedlgm.privacy.plain import plain_numbers
 
 _EPSILONS = np.linspace(0.0, 16.0, 801)
 _LEAST_DELTA = 1e-10
-"""Least delta at which `AttackRates.mu` covers the profile. Nobody can measure an attack at
-false-positive rates this small."""
+"""Least delta at which `AttackRates.mu` covers the profile. No experiment can measure an attack at
+such small false-positive rates.
+"""
 _MOST_MU = 1e3
 _ADVANTAGE = np.union1d(np.linspace(0, 1, 4001), np.logspace(-6, -3, 500))
 """False-positive rates between which the advantage against several units is bounded."""
@@ -54,10 +55,10 @@ class AttackRates:
         units: number of units that are present or absent together, such as a person's examples.
 
     Example:
-        >>> rates = attack_rates(1.0)  # one release with noise of one bound
+        >>> rates = attack_rates(1.0)  # one release whose noise std is one bound
         >>> round(rates.tpr(0.01), 4), round(rates.advantage, 3), round(rates.mu, 3)
         (0.0924, 0.383, 1.0)
-        >>> round(rates.of_units(2).tpr(0.01), 3)  # as one release with half of the noise
+        >>> round(rates.of_units(2).tpr(0.01), 3)  # as for one release with half of the noise
         0.372
     """
 
@@ -92,11 +93,12 @@ class AttackRates:
             ConfigError: the number is not a whole number of at least 1.
         """
         group = replace(self, units=check_count("units", units))
-        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # slow to compute
+        vars(group).update(_lines=self._lines, _mu_of_one=self._mu_of_one)  # slow to compute again
         return group
 
     def tpr(self, false_positive_rate: float) -> float:
-        """Largest true-positive rate of an attack with this false-positive rate, both in [0, 1].
+        """Largest true-positive rate of an attack with this false-positive rate. Both rates are in
+        [0, 1].
 
         Raises:
             ConfigError: the rate is out of range.
@@ -118,13 +120,15 @@ class AttackRates:
 
     @property
     def mu(self) -> float:
-        """Smallest mu of a Gaussian release whose profile lies nowhere below this profile.
+        """Smallest mu of a Gaussian release whose profile is nowhere below this profile.
 
-        The comparison is made up to epsilon = 16 and where delta is at least 1e-10. The result is
-        infinite if no mu below 1000 is enough. It is also infinite for a single pair of epsilon and
-        delta, because its delta never vanishes. The mu of a group of k units is k times as large. A
-        Gaussian release of sensitivity 1 and standard deviation 1 / mu has exactly the profile of
-        mu. The profiles of Laplace noise and of other pure guarantees are far below it.
+        The profiles are compared up to epsilon = 16 and where delta is at least 1e-10. The result
+        is infinite if delta rounds to 1 at some epsilon (for Gaussian noise from a mu of about 14),
+        or if no mu below 1000 is enough. It is also infinite for a single pair of epsilon and
+        delta, which bounds delta by the same number at all larger epsilons. The mu of a group of k
+        units is k times as large. A Gaussian release of sensitivity 1 and standard deviation 1 / mu
+        has exactly the profile of mu. The profiles of Laplace noise and of other pure guarantees
+        are far below the profile of their mu.
         """
         return self.units * self._mu_of_one
 
@@ -136,7 +140,7 @@ class AttackRates:
         epsilons, deltas = self.epsilons[compared], self.deltas[compared]
         if not len(deltas):
             return 0.0
-        if deltas.max() == 1:  # epsilons end before a delta of 1 does
+        if deltas.max() == 1:  # where delta rounds to 1, no mu can be determined
             return math.inf
         low, high = np.zeros_like(deltas), np.full_like(deltas, _MOST_MU)
         if (_gaussian_deltas(high, epsilons) < deltas).any():
@@ -162,11 +166,11 @@ class AttackRates:
         }
 
     def sentence(self, who: str = "participants", false_positive_rate: float = 0.01) -> str:
-        """The bound in words.
+        """The bound on the true-positive rate in words.
 
         Args:
             who: the units in the plural, such as "clients" or "examples".
-            false_positive_rate: rate of false alarms.
+            false_positive_rate: the attacker's rate of false alarms.
 
         Example:
             >>> attack_rates(0.9359, sampling_rate=0.1, steps=100).sentence("clients")
@@ -178,7 +182,7 @@ class AttackRates:
         )
 
     def _tpr(self, rates: np.ndarray) -> np.ndarray:
-        """Bounds at several false-positive rates, [m]."""
+        """Bounds on the true-positive rate at several false-positive rates, [m]."""
         starts, intercepts, slopes = self._lines
         for _ in range(self.units):
             lowest = np.maximum(np.searchsorted(starts, rates, side="right") - 1, 0)
@@ -191,7 +195,7 @@ class AttackRates:
 
 
 def percent(share: float) -> str:
-    """An upper bound on a share as a percentage of two digits, rounded up.
+    """A share as a percentage with two significant digits, rounded up.
 
     Example:
         >>> percent(0.17401), percent(0.0005034), percent(1.0)
@@ -220,15 +224,15 @@ def attack_rates(
 
     Args:
         source: noise multiplier of `steps` Gaussian releases, a `DpEvent`, or an open `Ledger`. The
-            charges of a ledger are composed (under local trust, the charges of the participant who
-            spent most).
+            charges of a ledger are composed; under local trust, the bounds hold for every
+            participant.
         sampling_rate: probability q in (0, 1] that a unit takes part in a release, for a noise
             multiplier.
         steps: number of releases T >= 0; for an event the number of its repetitions.
-        relation: neighbouring relation of a noise multiplier; events and ledgers state their own
-            relation.
+        relation: neighbouring relation, for a noise multiplier; bounds from events or a ledger hold
+            under the relation of these events.
         sampling: "poisson", or "allocation" as in `epsilon`, for a noise multiplier.
-        participations: number of a unit's releases under "allocation".
+        participations: number of releases in which a unit takes part under "allocation".
 
     Returns:
         The bounds. Discretisation and rounding make them larger, never smaller.
@@ -264,7 +268,7 @@ def _rates(profiles: tuple[tuple[float, Merged], ...]) -> AttackRates:
 
 
 def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpEvent, int]]:
-    """The releases of a composition. No accountant needs to cover all of them together."""
+    """The single releases in a composition, with their numbers of repetitions."""
     match event:
         case dp_event.ComposedDpEvent(parts):
             for part in parts:
@@ -277,7 +281,7 @@ def _flatten(event: dp_event.DpEvent, count: int) -> Iterator[tuple[dp_event.DpE
 
 @lru_cache(maxsize=64)
 def _deltas(precision: float, others: Merged) -> np.ndarray:
-    """Upper bounds on delta at `_EPSILONS` of merged events; read-only."""
+    """Upper bounds on delta at `_EPSILONS` for merged events; the array is read-only."""
     if not others:
         deltas = _gaussian_deltas(np.sqrt(precision), _EPSILONS) * (1 + 1e-12)
     else:
@@ -286,7 +290,7 @@ def _deltas(precision: float, others: Merged) -> np.ndarray:
         ]
         deltas = np.ones_like(_EPSILONS)
         if all(is_private(event) for event, _ in events):
-            with suppress(OverflowError, ZeroDivisionError):  # hardly any noise
+            with suppress(OverflowError, ZeroDivisionError):  # raised for hardly any noise
                 deltas = _composed_deltas(events)
     deltas = np.minimum(deltas, 1.0)
     deltas.flags.writeable = False
@@ -296,7 +300,7 @@ def _deltas(precision: float, others: Merged) -> np.ndarray:
 def _composed_deltas(events: list[tuple[dp_event.DpEvent, int]]) -> np.ndarray:
     searches = any(isinstance(event, dp_event.RepeatAndSelectDpEvent) for event, _ in events)
     name = SEARCHES if searches else accountant_of(event for event, _ in events)
-    lost = LOST * sum(count for _, count in events)  # a grid's rounding
+    lost = LOST * sum(count for _, count in events)  # rounding error of a grid
     return deltas_of(compose(events, name), _EPSILONS) + lost
 
 
@@ -310,20 +314,20 @@ def _gaussian_deltas(mu: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
 def _lowest_lines(
     epsilons: np.ndarray, deltas: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The bounds on the true-positive rate of attacks on one unit. Each bound is a line in the
-    false-positive rate. Only lines that are the lowest line somewhere are returned.
+    """The bounds on the true-positive rate of attacks on one unit. Each bound is a linear function
+    of the false-positive rate. Only lines that are the lowest line somewhere are returned.
 
     Returns:
-        For each line the rate from which it is the lowest line, ascending; its intercept; its
-        slope.
+        For each line, the false-positive rate from which it is the lowest line (ascending), its
+        intercept, and its slope.
     """
-    ratios = np.exp(np.minimum(epsilons, 700.0))  # a weaker bound, finite
+    ratios = np.exp(np.minimum(epsilons, 700.0))  # finite, and only weakens the bound
     # P(found | present) <= delta + e^epsilon P(found | absent)
     # P(missed | absent) <= delta + e^epsilon P(missed | present)
     intercepts = np.concatenate([deltas, 1 - (1 - deltas) / ratios])
     slopes = np.concatenate([ratios, 1 / ratios])
     lowest: list[tuple[float, float, float]] = []
-    for place in np.lexsort((intercepts, -slopes)):  # the steepest first, the lowest of each slope
+    for place in np.lexsort((intercepts, -slopes)):  # the steepest line first
         since, intercept, slope = -math.inf, float(intercepts[place]), float(slopes[place])
         if lowest and slope == lowest[-1][2]:
             continue

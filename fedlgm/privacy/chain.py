@@ -1,4 +1,4 @@
-"""Digest of a sequence of values. It chains a ledger's rows and names messages."""
+"""Digest of a sequence of values, which chains the rows of a ledger and names messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 
 
 def digest(*fields: str | bytes | int) -> str:
-    """SHA-256 over the lengths and bytes of the fields, in hexadecimal: different sequences have
-    different digests.
+    """SHA-256 over the lengths and bytes of the fields, in hexadecimal. Sequences that differ in
+    the bytes of a field have different digests.
 
     In a ledger the first field is the previous row's digest, so that a row's digest covers every
     earlier row.

@@ -1,4 +1,4 @@
-"""A row of the privacy ledger, and the head of the ledger's chain, as other modules see them."""
+"""Types for the rows of the privacy ledger and for the head of its chain."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedlgm.privacy.guarantee import Claim, Guarantee, Relation, Unit
 
 @dataclass(frozen=True)
 class Charge:
-    """One row: the charge for one round and one participant.
+    """A row of the ledger, which charges one release of one participant.
 
     Attributes:
-        round: number of the round, from 1.
+        round: number of the round, from 1; 0 for a release before the run.
         client: the releasing client under local trust, `SERVER` under central trust.
         event: the proven cost of the release.
         claim: the charge that the method's authors would state, if it differs from the proven cost;
@@ -55,7 +55,7 @@ class Draft(NamedTuple):
 
     Attributes:
         round: see `Charge`.
-        keys: name of the noise key of each client.
+        keys: fingerprint of the noise key of each client.
         event: JSON text of the event.
         claim: JSON text of the claim.
         protects: see `Charge`.
@@ -88,8 +88,9 @@ class Draft(NamedTuple):
         can never be corrected.
 
         Raises:
-            ConfigError: a number, name, claim or protection is impossible.
-            ValueError: the library does not use events of this type.
+            ConfigError: a number, name, claim or protection is impossible, or the library does not
+                use events of this type.
+            ValueError: the claim's event is not the record of an event.
         """
         names: dict[int, str] = {}
         for client, key in keys.items():
@@ -131,8 +132,8 @@ def _claim(claim: Any) -> str:
 
 
 class Head(NamedTuple):
-    """A position in a ledger. Anyone who keeps a head can check later whether the rows up to it
-    were changed.
+    """A position in a ledger, with a hash of the rows up to it. Anyone who has stored a head can
+    check later whether these rows were changed.
 
     Attributes:
         rows: number of rows.

@@ -19,13 +19,13 @@ _SAMPLED_REPLACE_ONE = (
 
 
 def in_a_run(guarantee: Guarantee, facts: RunFacts, family: Family) -> Guarantee:
-    """A mechanism's guarantee within a run: relation, trust, requirements on participation, and its
-    condition.
+    """A mechanism's guarantee with the run's relation, trust, unit, conditions on participation,
+    and assumptions.
 
     Args:
-        guarantee: the mechanism's guarantee; a second call has no effect.
+        guarantee: the mechanism's guarantee, or a result of this function, which does not change.
         facts: the run's facts.
-        family: the noise's family.
+        family: distribution family of the noise.
 
     Example:
         >>> from fedlgm.planning.facts import Sampling

@@ -1,4 +1,4 @@
-"""The cost of a release in words, from its accounting event."""
+"""Describes the cost of a release in words, from its accounting event."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Law = Literal["gaussian", "laplace", "pure", "none", "free"]
 
 @dataclass(frozen=True)
 class Cost:
-    """One release as the accountant sees it.
+    """The cost of one release, as its accounting event states it.
 
     Attributes:
-        law: law of the release's noise: "gaussian", "laplace", "pure" (some release of a known pure
-            epsilon), "none" (no protection, so no bound) or "free" (the release adds nothing to the
-            cost of the releases before it).
+        law: distribution of the release's noise: "gaussian", "laplace", "pure" (unknown, but with a
+            known pure epsilon), "none" (no protection, so no bound) or "free" (the release adds
+            nothing to the cost of the releases before it).
         figure: noise multiplier of Gaussian noise, or pure epsilon of other releases; 0 if neither
             is known.
         rate: probability of a unit's participation on which the cost relies; 1 if sampling does not

@@ -1,8 +1,8 @@
 """Accounting of integer noise that several parties add in shares. The server sees only the sum.
 
-Every party adds its share to integers before they are summed under secure aggregation. A party that
-colludes with the server or drops out contributes no noise. The accounted noise is therefore only
-the sum of the honest parties' shares.
+Every party adds its share of the noise to its integers before they are summed under secure
+aggregation. A party that colludes with the server or drops out contributes no noise. The accounted
+noise is therefore only the sum of the honest parties' shares.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _ORDERS = np.concatenate(
 
 @plain_numbers
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """Bound on the largest absolute log ratio between a sum of discrete Gaussians and one discrete
-    Gaussian.
+    """Bound on the largest absolute log ratio between the probabilities of a sum of discrete
+    Gaussians and those of one discrete Gaussian.
 
     Args:
         deviation: standard deviation parameter of each party's discrete Gaussian.
@@ -58,25 +58,26 @@ def distributed_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    """Epsilon against a server that sees every round's noised integer sum and its participants.
+    """Epsilon against a server that sees the noisy integer sum and the participants of every round.
 
     Sampling does not amplify, because the server knows the cohort. An integer vector of l2 norm d2
-    has an l1 norm of at most d2 min(sqrt(d), d2).
+    has an l1 norm of at most d2 min(sqrt(d), d2), where d is the dimension.
 
     Args:
-        noise: law, "discrete-gaussian" or "skellam" (`fedlgm.noise.integer_noise.LAWS`).
-        deviation: noise of each honest party (discrete Gaussian), or of the sum of all honest
-            parties (Skellam).
-        parties: honest parties whose noise is in the sum.
+        noise: distribution, "discrete-gaussian" or "skellam" (`fedlgm.noise.integer_noise.LAWS`).
+        deviation: standard deviation of the noise of each honest party (discrete Gaussian), or of
+            the noise of all honest parties together (Skellam).
+        parties: number of honest parties whose noise is in the sum.
         sensitivity: l2 distance by which a neighbouring data set moves the integer sum: the bound
-            in grid units (zero-out or add-remove), twice the bound (replace-one).
-        dimension: coordinates of the sum.
+            in grid units (zero-out or add-remove), or twice the bound (replace-one).
+        dimension: number of coordinates of the sum.
         rounds: number of releases.
         delta: target delta in (0, 1).
 
     Returns:
         Epsilon by Renyi accounting: Kairouz, Liu and Steinke 2021, Proposition 14, for the discrete
-        Gaussian; Agarwal, Kairouz and Liu 2021 for Skellam.
+        Gaussian; Agarwal, Kairouz and Liu 2021 for Skellam, also at fractional orders, for which
+        the bound is not proven.
 
     Raises:
         ConfigError: an argument is outside its range.

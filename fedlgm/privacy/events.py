@@ -30,8 +30,8 @@ LARGEST_PURE = 700.0
 class WholeOrdersDpEvent(dp_event.DpEvent):
     """A release whose Renyi divergence at every whole order a >= 2 is at most rho a.
 
-    An order between two whole orders costs as much as the larger whole order, because divergences
-    do not decrease with the order.
+    An order between two whole orders is charged at the larger of them, because divergences do not
+    decrease with the order.
 
     Example:
         >>> from fedlgm.privacy import composed_epsilon
@@ -51,17 +51,17 @@ class AllocationDpEvent(dp_event.DpEvent):
     draws, and stay secret. Other units may know their own rounds. The neighbouring relations are
     add-or-remove-one and zero-out.
 
-    The price of k of T rounds is the price of k independent draws of one round each, out of T // k
-    or T // k + 1 rounds. To see this, divide the T rounds at random into k groups of these sizes,
-    and draw one round of each group. The k rounds are uniform among all sets of k rounds, and the
-    hockey-stick divergence of this mixture over divisions is at most the divergence of one
-    division, because it is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section 4).
-    For k = 1 the price is exact, up to the grid. It is also exact for units that take part once in
-    each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes the price of one
-    draw.
+    The charge for k of T rounds is the cost of k independent draws of one round each, out of T // k
+    or T // k + 1 rounds. To see that this is an upper bound, divide the T rounds at random into k
+    groups of these sizes, and draw one round of each group. The k rounds are uniform among all sets
+    of k rounds, and this mixture over divisions costs at most as much as one division, because the
+    hockey-stick divergence is jointly convex (Feldman and Shenfeld 2025, arXiv 2502.08202, section
+    4). For k = 1 the charge is exact, up to the error of the grid. It is also exact for units that
+    take part once in each of k blocks of equal length. `fedlgm.privacy.random_allocation` computes
+    the cost of one draw.
 
     Attributes:
-        event: one round's release, if the unit takes part for certain.
+        event: one round's release, for a unit that takes part for certain.
         participations: number k of rounds in which the unit takes part, 1 to T.
         rounds: number T of rounds.
 
@@ -87,8 +87,8 @@ class AllocationDpEvent(dp_event.DpEvent):
 
     @property
     def draws(self) -> tuple[tuple[dp_event.DpEvent, int], ...]:
-        """Events of one participation each, with the number of each event. Together they cost as
-        much as this event.
+        """Events of one participation each, with the number of times that each event occurs.
+        Together they cost as much as this event.
         """
         length, longer = divmod(self.rounds, self.participations)
         numbers = {length: self.participations - longer, length + 1: longer}
@@ -100,17 +100,19 @@ class AllocationDpEvent(dp_event.DpEvent):
 
 
 RENYI_ONLY = (dp_event.ZCDpEvent, WholeOrdersDpEvent)
-"""Events of noise in shares, which have a Renyi bound rho a but no known privacy loss
-distribution."""
+"""Events of integer noise that clients add in shares. They have a Renyi bound rho a at order a, but
+no known privacy loss distribution.
+"""
 
 
 @plain_numbers
 def gaussian_event(multiplier: float, sampling_rate: float = 1.0) -> dp_event.DpEvent:
-    """Event of one (Poisson-sampled) Gaussian release; a multiplier of 0 is not private.
+    """Event of one (Poisson-sampled) Gaussian release; at a multiplier of 0, the event of a release
+    that is not private.
 
     Args:
-        multiplier: noise std divided by the largest change of the release by a neighbouring data
-            set; if it is infinite, the event is free.
+        multiplier: noise std divided by the largest change of the release between neighbouring data
+            sets; if it is infinite, the event is free.
         sampling_rate: probability q of a unit's participation.
 
     Example:
@@ -133,8 +135,8 @@ def allocation_event(multiplier: float, participations: int, rounds: int) -> dp_
     releases without random allocation.
 
     Args:
-        multiplier: noise std of each round divided by the largest change of a release by a
-            neighbouring data set.
+        multiplier: noise std of each round divided by the largest change of a release between
+            neighbouring data sets.
         participations: number k of secretly drawn rounds.
         rounds: number T of rounds.
 
@@ -177,12 +179,13 @@ def laplace_event(
     release shifted by a >= sum_i a_i, so the scalar's event covers it. Proof: let o(e) = integral
     min(P, exp(e) Q) = 1 - delta(e).
 
-    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 above and exp(e) below. o(e) never
-      falls when the shift shrinks, so a smaller shift is dominated by a larger shift, and
-      sum_i a_i = a may be assumed.
+    * One coordinate has o(e) = exp((e - a) / 2) for |e| <= a, 1 for e > a and exp(e) for e < -a.
+      o(e) does not decrease when the shift decreases, so a smaller shift is dominated by a larger
+      shift, and sum_i a_i = a may be assumed.
     * min(P_1 P_2, exp(e_1 + e_2) Q_1 Q_2) >= min(P_1, exp(e_1) Q_1) min(P_2, exp(e_2) Q_2)
       pointwise, so o(e_1 + e_2) >= o_1(e_1) o_2(e_2). For |e| <= a take e_i = e a_i / a: the
-      product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), the scalar's.
+      product's o(e) is at least exp(sum_i (e_i - a_i) / 2) = exp((e - a) / 2), which is the
+      scalar's o(e).
     * For e > a both have o(e) = 1 and for e < -a both have o(e) = exp(e): no loss exceeds a.
 
     So delta(e) of the product is at most the scalar's for every real e, in both directions (by
@@ -193,8 +196,8 @@ def laplace_event(
     Theorems 10 and 11).
 
     Args:
-        epsilon: l1 sensitivity in noise units: the largest sum over coordinates of a neighbouring
-            data set's change divided by the scale b.
+        epsilon: l1 sensitivity in noise units: the largest sum over coordinates of the change
+            between neighbouring data sets, divided by the scale b.
         sampling_rate: probability q of a unit's participation.
         relation: neighbouring relation. Sampling under "replace-one" is amplified in closed form,
             to the pure epsilon ln(1 + q (exp(epsilon) - 1)), because no direction of the
@@ -229,14 +232,14 @@ def pure_event(epsilon: float) -> dp_event.DpEvent:
     check_at_least_zero(epsilon=epsilon)
     if epsilon > LARGEST_PURE:
         return dp_event.NonPrivateDpEvent()
-    # rounded to 1, it would be refused
+    # a parameter that is rounded to 1 would be refused
     replaced = min(2.0 / (1.0 + math.exp(epsilon)), 1.0 - 2.0**-53)
     return dp_event.RandomizedResponseDpEvent(replaced, 2)
 
 
 @plain_numbers
 def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.DpEvent:
-    """`event` under Poisson sampling at `sampling_rate`; the event itself at rates that round to 1.
+    """The event of `event` under Poisson sampling; `event` itself at rates that round to 1.
 
     Example:
         >>> event = gaussian_event(2.0)
@@ -250,7 +253,7 @@ def subsample_event(event: dp_event.DpEvent, sampling_rate: float) -> dp_event.D
 
 
 def repeat_event(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
-    """`count` releases of one event as one event; for a single release, the event itself.
+    """The event of `count` releases of `event`; `event` itself if `count` is 1.
 
     Raises:
         ConfigError: the count is not a whole number of at least 1.
@@ -266,7 +269,8 @@ def repeat_event(event: dp_event.DpEvent, count: int) -> dp_event.DpEvent:
 
 
 def unfold_event(event: dp_event.DpEvent, count: int) -> tuple[dp_event.DpEvent, int]:
-    """`count` releases of an event, with repetitions inside the event multiplied out.
+    """An event without repetitions inside it, and the number of its releases that equals `count`
+    releases of `event`.
 
     Raises:
         ConfigError: the number of releases is not a whole number of at least 0.
@@ -292,7 +296,7 @@ def accountant_of(events: Iterable[dp_event.DpEvent]) -> str:
 
 
 def is_private(event: dp_event.DpEvent) -> bool:
-    """Whether an event has any privacy bound; False for releases that are not private.
+    """Whether an event has any privacy bound.
 
     Example:
         >>> is_private(gaussian_event(1.0)), is_private(repeat_event(gaussian_event(0.0), 3))
@@ -304,7 +308,8 @@ def is_private(event: dp_event.DpEvent) -> bool:
         event = event.event
     if isinstance(event, dp_event.ComposedDpEvent):
         return all(map(is_private, event.events))
-    # the square of the inverse of less noise overflows, and accountants would find epsilon 0
+    # with less noise, the square of the inverse multiplier overflows, and accountants would find
+    # epsilon 0
     return not (
         isinstance(event, dp_event.NonPrivateDpEvent)
         or getattr(event, "noise_multiplier", 1) <= 1e-150
@@ -369,9 +374,8 @@ def decode(record: dict[str, Any]) -> dp_event.DpEvent:
 
 
 def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> Any:
-    """A field of an event, in which `each` has converted the events. Impossible numbers are
-    refused, because accountants fail at such numbers, and a ledger with such a number could not be
-    read.
+    """A field of an event, with the events in it converted by `each`. Impossible numbers are
+    refused, because accountants fail at them, and a ledger that contained one could not be read.
     """
     if field == "events":
         return [each(part) for part in value]
@@ -384,7 +388,7 @@ def _convert(name: str, field: str, value: Any, each: Callable[[Any], Any]) -> A
 
 _OWN = {kind.__name__: kind for kind in (WholeOrdersDpEvent, AllocationDpEvent)}
 _Check = Callable[..., None]
-_FIELDS: dict[str, dict[str, _Check | None]] = {  # None: one event or several
+_FIELDS: dict[str, dict[str, _Check | None]] = {  # None: the field holds one event or several
     "NoOpDpEvent": {},
     "NonPrivateDpEvent": {},
     "GaussianDpEvent": {"noise_multiplier": check_at_least_zero},

@@ -12,8 +12,8 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
-    """The event, if it costs at least as much as the Gaussian release; otherwise an event of the
-    same kind with less noise, which costs as much.
+    """The given event if it costs at least as much as the Gaussian release; otherwise an event of
+    the same kind with so little noise that it does.
 
     Args:
         event: cost of a release.
@@ -37,7 +37,7 @@ def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_eve
     inner = record
     while "event" in inner:
         inner = inner["event"]
-    while composed_epsilon([(event, 1)], delta) < floor:  # less noise costs no less
+    while composed_epsilon([(event, 1)], delta) < floor:  # less noise never costs less
         inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * multiplier)
         event = decode(record)
     return event

@@ -1,7 +1,7 @@
-"""Exact privacy of one Gaussian release: conversions between (epsilon, delta) and mu.
+"""Exact privacy of one Gaussian release: conversions between epsilon, delta and mu.
 
-`mu` is the l2 distance between the means of two neighbouring releases, in noise standard
-deviations. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
+`mu` is the l2 distance between the means of two neighbouring releases, in standard deviations of
+the noise. It is the parameter of mu-Gaussian differential privacy (Dong, Roth and Su 2022). One
 release with noise multiplier z has mu = 1/z, and k of them without subsampling have mu = sqrt(k)/z.
 The neighbouring relation is the relation of the sensitivity from which mu was computed. Privacy
 profile: Balle and Wang 2018, Theorem 8; i.n.i.d. noise paper, Lemma 1.
@@ -30,10 +30,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
     Args:
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in (0, 1).
+        delta: target delta, in (0, 1).
 
     Returns:
-        mu_0 to a relative error of about 1e-13, on the private side of the root.
+        mu_0 with a relative error of about 1e-13, rounded so that the budget holds.
 
     Raises:
         ConfigError: `epsilon` or `delta` is out of range.
@@ -50,7 +50,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     high = _one_term_root(epsilon, delta + slack) if delta + slack < 1 else 2 * low
     while _log_delta(high, epsilon) <= target:
         high *= 2
-    while _log_delta(low, epsilon) > target:  # rounding only: the bracket is exact on paper
+    while _log_delta(low, epsilon) > target:  # needed only because of rounding errors
         low *= 1 - 1e-12
     mu = _root(lambda m: _log_delta(m, epsilon) - target, low, high)
     return mu if _log_delta(mu, epsilon) <= target else mu * (1 - 2 * _RTOL)
@@ -61,8 +61,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Smallest delta for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
-            noise.
+        mu: see the module's docstring; >= 0, and infinite without noise.
         epsilon: privacy budget, >= 0.
 
     Returns:
@@ -86,9 +85,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Smallest epsilon for which a release of parameter mu is (epsilon, delta)-DP.
 
     Args:
-        mu: l2 distance of neighbouring means in noise standard deviations, >= 0; infinite without
-            noise.
-        delta: privacy leakage, in (0, 1).
+        mu: see the module's docstring; >= 0, and infinite without noise.
+        delta: target delta, in (0, 1).
 
     Returns:
         epsilon >= 0; 0 if the total variation distance is already below delta, infinite if mu is
@@ -124,11 +122,11 @@ def _log_delta(mu: float, epsilon: float) -> float:
     """Log of Q(a) - e^epsilon Q(b), with a = epsilon/mu - mu/2 and b = epsilon/mu + mu/2.
 
     e^epsilon times the normal density at b equals the density at a, so the second term is
-    density(a) * mills(b): no large exponential is ever formed.
+    computed as density(a) * mills(b), without a large exponential.
     """
     a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
-    # For a > 0 both terms are small tails: subtract their Mills ratios, which share one density.
+    # For a > 0 both terms are small tails, so subtract their Mills ratios, which share one density.
     if a > 0:
         gap = _mills(a) - _mills(b)
         return log_density + math.log(gap) if gap > 0 else -math.inf
@@ -138,14 +136,12 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def _mills(x: float) -> float:
-    """Mills ratio Q(x) / density(x) of the standard normal law, for x >= 0."""
+    """Mills ratio Q(x) / density(x) of the standard normal distribution, for x >= 0."""
     return math.sqrt(math.pi / 2) * float(scipy.special.erfcx(x / math.sqrt(2)))
 
 
 def _one_term_root(epsilon: float, tail: float) -> float:
-    """Root in mu of Q(epsilon/mu - mu/2) = tail, written so that it does not cancel for small
-    tails.
-    """
+    """Root in mu of Q(epsilon/mu - mu/2) = tail, computed without cancellation for small tails."""
     q = -float(scipy.special.ndtri(tail))
     root = math.sqrt(q * q + 2 * epsilon)
     return 2 * epsilon / (root + q) if q > 0 else root - q

@@ -1,8 +1,8 @@
-"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit by bit to the
+"""Privacy loss distribution of one sampled Gaussian release on a grid, equal bit for bit to the
 distribution of `dp_accounting`.
 
-`dp_accounting` inverts the privacy loss at one point of the grid after another in Python. This
-module applies the same operations to all points at once, in a seventh of the time.
+`dp_accounting` inverts the privacy loss in Python, at one point of the grid at a time. This module
+applies the same operations to all points at once, in a seventh of the time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
 _SPARSE = 1000
-"""Number of points up to which `dp_accounting` keeps a dictionary."""
+"""Number of points up to which `dp_accounting` stores the masses in a dictionary."""
 
 
 def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
     """Privacy loss distribution of a Gaussian release of a Poisson sample, under add-or-remove-one.
 
     Args:
-        multiplier: noise std over the bound, > 0.
+        multiplier: noise std divided by the bound, > 0.
         rate: sampling probability, in (0, 1).
-        interval: distance of the grid's losses.
+        interval: distance between neighbouring losses on the grid.
 
     Example:
         >>> once = sampled_gaussian(1.0, 0.1, 1e-3)
@@ -40,8 +40,8 @@ def sampled_gaussian(multiplier: float, rate: float, interval: float) -> Any:
 
 
 def _masses(multiplier: float, rate: float, interval: float, kind: str) -> Any:
-    """Masses of one direction by the connect-the-dots algorithm (Doroshenko et al. 2022, arXiv
-    2207.04380).
+    """Probabilities of the losses in one direction ("REMOVE" or "ADD") on the grid, by the
+    connect-the-dots algorithm (Doroshenko et al. 2022, arXiv 2207.04380).
     """
     loss = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=AdjacencyType[kind])
     bounds = loss.connect_dots_bounds()
@@ -82,9 +82,9 @@ def _deltas(loss: GaussianPrivacyLoss, epsilons: np.ndarray, sign: int) -> np.nd
 def _inverse(losses: np.ndarray, multiplier: float, rate: float, sign: int) -> np.ndarray:
     """Largest x at which the sampled loss is at least sign times `losses`, float64 [n]."""
     factor, constant = 1 / rate, 1 - 1 / rate
-    # Becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
+    # `plain` becomes log(exp(losses) / q + 1 - 1 / q), the loss without sampling.
     plain = losses + np.log(factor)
-    with np.errstate(divide="ignore", invalid="ignore"):  # at the limit, which is set below
+    with np.errstate(divide="ignore", invalid="ignore"):  # for losses at the limit, set below
         plain = plain + np.log1p(-np.exp(np.log(-constant) - plain))
     plain[losses == 0] = np.log(factor + constant)
     limit = math.log(1 - rate)
@@ -103,6 +103,6 @@ def least_epsilon(pmf: DensePLDPmf, delta: float) -> float:
     """
     largest = (pmf._lower_loss + pmf.size - 1) * pmf._discretization
     losses = itertools.count(largest, -pmf._discretization)
-    # `PLDPmf.get_epsilon_for_delta` adds up NumPy's numbers, which takes twice as long.
+    # `PLDPmf.get_epsilon_for_delta` adds up NumPy scalars, which takes twice as long.
     probs = pmf._probs[::-1].tolist()
     return float(pld_pmf._get_epsilon_for_delta(pmf._infinity_mass, losses, probs, delta))

@@ -1,4 +1,4 @@
-"""The statement about a release that is printed beside every epsilon."""
+"""The privacy guarantee of a release, which is printed beside every epsilon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCOUNTING: dict[Accountant, str] = {
     "pld": "privacy loss distributions on a grid, every rounding upwards",
     "rdp": "Renyi divergences at many orders, converted to epsilon at the best one",
 }
-"""How each accountant computes, for statements. A new accountant needs a line here."""
+"""How each accountant computes epsilon, in words. A new accountant needs an entry here."""
 Relation = Literal["add-remove", "replace-one", "zero-out"]
 Trust = Literal["central", "local", "distributed"]
 Unit = Literal["client", "example", "user"]
@@ -30,8 +30,9 @@ part.
 
 SENSITIVITY_FACTOR: dict[str, float] = {"add-remove": 1.0, "replace-one": 2.0, "zero-out": 1.0}
 """For each neighbouring relation, how far a neighbouring data set moves a sum, as a multiple of one
-unit's bound. With "zero-out" the schedule of participations is the same, and the unit's
-contributions become zero."""
+unit's bound. With "zero-out" the schedule of participations stays the same, and the unit's
+contributions become zero.
+"""
 
 CLIENT_DATA, ONE_EXAMPLE = "client, replace-one", "example, add-remove"
 COVERS = {CLIENT_DATA: (CLIENT_DATA, ONE_EXAMPLE), ONE_EXAMPLE: (ONE_EXAMPLE,)}
@@ -43,8 +44,8 @@ _AT_NODES = re.compile(r"(.*?)(?: at (\d{1,3}) nodes)?")
 
 
 def at_nodes(protection: str, overlap: int) -> str:
-    """A protection of a person's data at up to `overlap` nodes together; at one node if `overlap`
-    is 1.
+    """The text of a protection, extended to a person's data at up to `overlap` nodes together. It
+    is unchanged if `overlap` is 1.
 
     Example:
         >>> at_nodes(ONE_EXAMPLE, 2), at_nodes(ONE_EXAMPLE, 1)
@@ -54,7 +55,7 @@ def at_nodes(protection: str, overlap: int) -> str:
 
 
 def covers(stated: str, wanted: str) -> bool:
-    """Whether releases that protect `stated` protect `wanted`, too, at the same cost.
+    """Whether releases that protect `stated` also protect `wanted`, at the same cost.
 
     Example:
         >>> covers(at_nodes(CLIENT_DATA, 3), at_nodes(ONE_EXAMPLE, 2))
@@ -81,7 +82,7 @@ class Claim(TypedDict, total=False):
     charge. It has one of two keys.
 
     Attributes:
-        epsilon: a figure that is summed over the rows of a participant.
+        epsilon: an epsilon that is summed over the rows of a participant.
         event: JSON form of an event (see `fedlgm.privacy.events.encode`), which the accountant
             composes.
 
@@ -99,7 +100,7 @@ class AttackFigures(TypedDict):
     """Bounds on attacks, for JSON.
 
     Attributes:
-        tpr: true-positive rate by false-positive rate.
+        tpr: largest true-positive rate at each false-positive rate.
         advantage: see `fedlgm.privacy.AttackRates`.
         mu: see `fedlgm.privacy.AttackRates`; None instead of infinity.
 
@@ -128,8 +129,8 @@ def caveat_of(noise_reproducible: bool) -> str:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The status of a privacy claim in words, which every output prints beside epsilon. No code
-    branches on it.
+    """The status of a privacy claim and its reason in words, which every output prints beside
+    epsilon.
 
     Attributes:
         status: "proven", "conditional" (epsilon holds on a condition) or "none" (no epsilon is
@@ -139,11 +140,11 @@ class Guarantee:
         unit: the data by which neighbouring data sets differ: "client", "example" or "user".
         relation: the neighbouring relation: "add-remove", "replace-one" or "zero-out".
         trust: "central" (the server sees bounded contributions and adds the noise), "local" (each
-            client adds its own noise) or "distributed" (clients add it in shares, and the server
-            sees only the sum).
+            client adds its own noise) or "distributed" (clients add the noise in shares, and the
+            server sees only the sum).
 
     Raises:
-        ConfigError: a word is unknown, or the reason is not one line of text.
+        ConfigError: a field has an unknown value, or the reason is not one line of text.
     """
 
     status: Status
@@ -198,8 +199,8 @@ class Guarantee:
             )
 
     def conditional_on(self, condition: str) -> Guarantee:
-        """The guarantee, made conditional on `condition` too. A guarantee that fails does not
-        change.
+        """The guarantee with `condition` as a further condition. A guarantee does not change if its
+        status is "none" or its reason already contains the condition.
 
         Example:
             >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status

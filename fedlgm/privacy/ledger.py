@@ -2,21 +2,21 @@
 process.
 
 Every row is one release. A release that is repeated after a crash with the same noise key and
-inputs has the same bits and the same row; with fresh noise it has a second row. The ledger may show
-more than was released (after a crash between charge and release), never less.
+inputs has the same bits and the same row; a release that is repeated with fresh noise has a second
+row. The ledger may show more than was released (after a crash between charge and release), never
+less.
 
-In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`) a row's round is the
-position of the round in the run. The row's event is the cost that this round adds to the cost of
-the earlier rounds.
+In a run whose rounds are not charged one by one (`fedlgm.privacy.whole_run`), a row's event is the
+cost that its round adds to the cost of the run's earlier rounds.
 
 All rows of a ledger protect the same unit under the same neighbouring relation, because epsilons of
 different units or relations do not add up. Either all rows state the same protection or none states
 one; the ledger refuses other rows.
 
-Rows are chained by hash: a row's head covers all rows before it and the run that owns the ledger.
-Anyone who has kept a head (checkpoints, results and terminals do) can detect that an earlier row
-was edited, deleted or reordered. The chain has no secret: it cannot detect an attacker who replaces
-the ledger and every copy of its heads.
+Rows are chained by hash: a row's head covers this row, all rows before it and the run that owns the
+ledger. Heads are copied to checkpoints, results and terminals. Anyone who has such a copy can
+detect that a row up to this head was edited, deleted or reordered. The chain has no secret, so it
+cannot detect an attacker who replaces the ledger and every copy of its heads.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Ledger:
 
     def __init__(self, path: Path | str, owner: str | None = None) -> None:
         self.path, self._reading = path_of("ledger", path), owner is None
-        self._alike: dict[str, int] = {}  # number of rows, by the protection that they state
+        # for each protection, the number of first rows that are known to state it
+        self._alike: dict[str, int] = {}
         if owner is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger at {self.path}")
         with self._translate_errors():
@@ -109,11 +110,12 @@ class Ledger:
             round: round number, from 1; 0 for a release before the run.
             key: fingerprint of the noise key; the same key in the same round is the same release.
             client: the releasing client under local trust, `SERVER` under central trust.
-            claim: the charge that the method's authors would state, if it differs from the event;
-                {"epsilon": e} is summed.
+            claim: the charge that the method's authors would state, if it differs from the event
+                (see `Claim`).
             protects: unit and relation of the event (`ReleasePlan.protects`); "" if no row of the
                 ledger states it.
-            guarantee: the guarantee of a user's mechanism in words, because no recipe states it.
+            guarantee: the guarantee of a user's mechanism, because no recipe states it; otherwise
+                None.
 
         Raises:
             ConfigError: an argument is outside its range, or the event has an impossible number.
@@ -140,10 +142,10 @@ class Ledger:
         protects: str = "",
         guarantee: Guarantee | None = None,
     ) -> None:
-        """Record one release of each of several clients. Either all rows are on disk when it
-        returns, or no row is.
+        """Record one release of each of several clients. When this method returns, all rows are on
+        disk; if it raises an error, none is.
 
-        A disk confirms many rows as fast as one row. Arguments and errors are those of `charge`.
+        Many rows take about as long to write as one row.
 
         Args:
             event: the proven cost of each release.
@@ -228,12 +230,12 @@ class Ledger:
     def verify(
         self, anchors: Iterable[Head] = (), *, owner: str | None = None, contiguous: bool = False
     ) -> Head:
-        """Check the whole ledger against its own hashes, its owner and heads that were kept
+        """Check the whole ledger against its own hashes, its owner and heads that were stored
         elsewhere.
 
         Args:
-            anchors: heads that checkpoints, results or people have kept.
-            owner: the run's identity by its recipe; None does not check it.
+            anchors: heads that were stored in checkpoints, in results or by people.
+            owner: the run's identity according to its recipe; None skips this check.
             contiguous: whether every round between the first and the last charged one must be
                 present.
 
@@ -241,8 +243,9 @@ class Ledger:
             The head, if all checks pass.
 
         Raises:
-            LedgerError: rows were edited, deleted or reordered, the recipe was changed, or the
-                ledger is older than an anchor; the message names the problem.
+            LedgerError: rows were edited, deleted or reordered, a round has no charge although it
+                must have one, the recipe was changed, or the ledger is older than an anchor; the
+                message names the problem.
         """
         name, value = f"the ledger {self.path}", digest("", self.owner())
         if owner is not None and owner != self.owner():
@@ -283,7 +286,7 @@ class Ledger:
         return Head(len(rows), value)
 
     def charges(self) -> Iterator[Charge]:
-        """All rows by round."""
+        """Yield all rows, ordered by round and client."""
         with self._translate_errors():
             rows = self._db.execute(
                 "SELECT round, client, event, claim, protects FROM charges ORDER BY round, client, "
@@ -303,8 +306,8 @@ class Ledger:
         return str(self._rows("SELECT MAX(protects) FROM charges")[0][0] or "")
 
     def guarantee(self) -> Guarantee | None:
-        """The weakest guarantee that rows state, and the last one if several are equally weak; None
-        if no row states a guarantee.
+        """The weakest guarantee that a row states, or the last of several that are equally weak;
+        None if no row states a guarantee.
         """
         query = "SELECT guarantee FROM charges WHERE guarantee <> '' GROUP BY guarantee ORDER BY MAX(number) DESC"
         with self._translate_errors():
@@ -322,8 +325,8 @@ class Ledger:
             accountant: "pld" or "rdp"; RDP at `accountants.ORDERS` if a search (`selection_event`)
                 was charged.
             through: last round to count; default: all.
-            abandoned: `position()` up to which the rows of all rounds count. This covers
-                attempts that later attempts do not repeat.
+            abandoned: number of rows at the beginning of the ledger that count whatever their round
+                is, so that abandoned attempts are included.
         """
         with self._translate_errors():
             return self._spending(through, abandoned).epsilon(delta, accountant)
@@ -349,9 +352,9 @@ class Ledger:
             return self._spending().worst()
 
     def worst_profile(self) -> list[tuple[privacy.DpEvent, int]]:
-        """Charged events with counts, each the maximum over participants.
+        """Charged events with counts, where each count is the largest of any participant.
 
-        This bounds every participant's own events from above, for composition with other ledgers.
+        These events include every participant's events, for composition with other ledgers.
         """
         most: dict[tuple[bool, str], int] = {}
         for shared, event, count in self._rows(
@@ -383,12 +386,12 @@ class Ledger:
         return int(self._rows(query, _last(through))[0][0])
 
     def has_repeated_rounds(self) -> bool:
-        """Whether a round was released more than once, with different noise."""
+        """Whether the same party released a round more than once, with different noise."""
         query = "SELECT 1 FROM charges WHERE round > 0 GROUP BY round, client HAVING COUNT(*) > 1 LIMIT 1"
         return bool(self._rows(query))
 
     def position(self) -> int:
-        """Number of rows; later rows have larger numbers."""
+        """Number of rows, which is also the number of the last row."""
         return self.head().rows
 
     def participations(self) -> dict[int, int]:
@@ -398,12 +401,12 @@ class Ledger:
         )
 
     def noise_keys(self) -> set[tuple[int, int, str]]:
-        """(round, client, name of the noise key) of all rows."""
+        """Triples (round, client, fingerprint of the noise key) of all rows."""
         return set(self._rows("SELECT round, client, key FROM charges"))
 
     def keys_of(self, round: int, after: int = 0) -> list[str]:
-        """Names of the noise keys of the server's releases of a round after row `after`, the first
-        release first.
+        """Fingerprints of the noise keys with which the server released a round after row `after`,
+        in the order of the releases.
         """
         query = (
             "SELECT key FROM charges WHERE round = ? AND client = ? AND number > ? ORDER BY number"
@@ -432,8 +435,8 @@ class Ledger:
         )
 
     def since(self, round: int) -> list[tuple[int, int, str]]:
-        """(round, client, key) of all clients' rows from `round` on: the releases that an
-        interrupted run had already made.
+        """Triples (round, client, key) of all clients' rows from `round` on. These are the releases
+        that an interrupted run had already charged.
         """
         return self._rows(
             "SELECT round, client, key FROM charges WHERE round >= ? AND client >= 0", round
@@ -456,7 +459,7 @@ class Ledger:
         return ledger_file.hold(self.path)
 
     def close(self) -> None:
-        """Flush the write-ahead log into the file and close it."""
+        """Write the write-ahead log into the ledger's file, and close the file."""
         with closing(self._db), self._translate_errors():
             if not self._reading:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -469,8 +472,8 @@ class Ledger:
 
 
 def _head(before: str, row: Sequence[object]) -> str:
-    """Head after a row. The row's last two fields are protection and guarantee; a row that states
-    neither omits them from its hash.
+    """Head after a row. The hash omits empty fields at the end of the row, so that rows without a
+    protection or a guarantee have the same hash as in earlier versions.
     """
     fields = [str(field) for field in row]
     while not fields[-1]:

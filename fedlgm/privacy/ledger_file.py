@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS charges (
 );
 """
 _ROOM = 2**18
-"""If fewer bytes are free, an error of the disk counts as the error of a full disk, because
+"""If fewer bytes are free, an input or output error counts as the error of a full disk, because
 SQLite's auxiliary files need this space.
 """
 _REMEDIES = {
@@ -54,8 +54,8 @@ _REMEDIES = {
 
 
 def create(path: Path, owner: str) -> None:
-    """Create an empty ledger completely or not at all, because a truncated ledger would look like
-    an emptied one.
+    """Create an empty ledger, either completely or not at all, because a partly written file would
+    look like a ledger whose rows were deleted.
 
     Raises:
         LedgerError: the disk is full.
@@ -70,7 +70,7 @@ def create(path: Path, owner: str) -> None:
         data = db.serialize()
     try:
         create_durably(path, data, PUBLIC)
-    except OSError as error:  # SQLite explains other errors better
+    except OSError as error:  # SQLite will explain other errors better
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"the ledger {path} cannot be created, and nothing was released"
             raise LedgerError(explain_failure(what, error)) from error
@@ -80,8 +80,8 @@ def connect(path: Path, *, reading: bool) -> sqlite3.Connection:
     """Open a ledger, read-only or for charges."""
     if not reading:
         return sqlite3.connect(path, isolation_level=None, timeout=30)
-    # A ledger that nobody writes is opened as immutable: otherwise SQLite would leave files beside
-    # it, or fail in a folder that may not be written.
+    # A ledger that nobody writes is opened as immutable, because otherwise SQLite would leave files
+    # beside it, or fail in a read-only folder.
     closed = not path.with_name(path.name + "-wal").exists()
     address = f"{path.resolve().as_uri()}?mode=ro{'&immutable=1' if closed else ''}"
     return sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
@@ -124,11 +124,11 @@ def prepare(db: sqlite3.Connection, path: Path, owner: str | None) -> None:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold a ledger in the block. The lock is on a file beside the ledger. This file is not
-    deleted.
+    """Within the block, keep other runs from holding a ledger. The lock is on a separate file
+    beside the ledger. This file is never deleted.
 
-    If the lock were on the ledger's own file, closing this file would end SQLite's locks of this
-    process.
+    If the lock were on the ledger itself, closing it would release the locks that SQLite holds on
+    the ledger in this process.
 
     Raises:
         LedgerError: another run holds the ledger, or the file cannot be locked.
@@ -151,7 +151,7 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def remedy(error: Exception, path: Path) -> str:
-    """Remedy for an SQLite error about a ledger, as part of a sentence."""
+    """Remedy for an SQLite error about a ledger, as the end of a sentence."""
     code = (
         getattr(error, "sqlite_errorcode", None) or 0
     ) & 0xFF  # the low byte of an extended code is the primary code

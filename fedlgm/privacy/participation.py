@@ -16,7 +16,7 @@ SecretDraw = Literal["poisson", "allocation"]
 
 
 class Allocation(NamedTuple):
-    """Exactly `participations` secret rounds out of `rounds`.
+    """A secret draw of exactly `participations` out of `rounds` rounds.
 
     Example:
         >>> release_event(1.0, Allocation(10, 100))
@@ -36,8 +36,8 @@ def release_event(multiplier: float, draws: Draws) -> dp_event.DpEvent:
     """Event of one sampled release, or of all releases of one allocation.
 
     Args:
-        multiplier: noise std of a release divided by the largest change of the release by a
-            neighbouring data set.
+        multiplier: noise std of a release divided by the largest change of the release between
+            neighbouring data sets.
         draws: the sampling rate, or the allocation.
 
     Example:
@@ -56,8 +56,8 @@ def draws_of(
     participations: int | None,
     relation: Relation,
 ) -> tuple[Draws, int]:
-    """The draws that arguments of `epsilon` and `calibrate` state, and the number of repetitions of
-    the draws.
+    """The draws that the arguments of `epsilon` and `calibrate` describe, and how often the draws
+    are repeated.
 
     Raises:
         ConfigError: an argument is out of range, or does not belong to the sampling.
@@ -98,7 +98,7 @@ def check_participations(participations: int, rounds: int) -> None:
     """Refuse participations that are not a whole number from 1 to the number of rounds.
 
     Raises:
-        ConfigError: the number is not such a number.
+        ConfigError: the number is outside this range.
     """
     check_count("participations", participations, most=check_count("rounds", rounds))
 

@@ -17,9 +17,9 @@ from fedlgm.privacy.accounting import LOST, composed_epsilon, is_resolved
 from fedlgm.privacy.events import decode, encode, is_private, unfold_event
 
 FEW = 8
-"""Largest number of kinds of releases that are composed afresh for every figure."""
+"""Largest number of different events at which all releases are composed anew for every epsilon."""
 _GRIDS = 4
-"""Number of grids that are kept. A further release with little noise needs a coarser grid."""
+"""Number of grids that are stored. A further release with little noise needs a coarser grid."""
 _MOST_LOST = 0.1
 """Largest share of delta that may be subtracted for the rounding of grids."""
 _ADDED = (dp_event.GaussianDpEvent, dp_event.PoissonSampledDpEvent)
@@ -29,10 +29,9 @@ class Past:
     """Charged releases, composed once. Releases that were charged later are added to this
     composition.
 
-    Figures are upper bounds, like the figures of `composed_epsilon`, and differ from them by the
-    rounding of the grid's sums. With very many releases, the rounding of grids takes up a share of
-    delta, which is subtracted from delta. The figure may then be larger than the figure by Renyi
-    orders.
+    The epsilons are upper bounds, like those of `composed_epsilon`, and differ from them by the
+    rounding of the grid's sums. With very many releases, a bound on the rounding error of grids is
+    subtracted from delta. Epsilon may then be larger than the epsilon by RDP.
 
     Example:
         >>> from fedlgm.privacy.events import gaussian_event
@@ -55,12 +54,12 @@ class Past:
         """Epsilon at `delta` of all charged releases, and of one further release if given.
 
         Args:
-            charged: pairs (event, number of releases). From call to call, the numbers may only
-                grow.
+            charged: pairs (event, number of releases). If no number has decreased since the last
+                call, only the new releases are composed.
             delta: in [0, 1).
-            further: cost of one more release.
+            further: event of the further release.
             accountant: "pld" or "rdp"; Renyi divergences are summed again in every call, which
-                takes no time.
+                takes hardly any time.
         """
         charged = [unfold_event(event, count) for event, count in charged]
         extra = [] if further is None else [unfold_event(further, 1)]
@@ -102,5 +101,5 @@ class Past:
             accountant.compose(decode(json.loads(kind)), count)
         self._composed[fineness] = counts, accountant
         if len(self._composed) > _GRIDS:
-            del self._composed[next(iter(self._composed))]  # the one used least recently
+            del self._composed[next(iter(self._composed))]  # least recently used
         return accountant

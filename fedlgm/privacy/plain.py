@@ -1,5 +1,5 @@
-"""Conversion of arguments to Python's numbers, which do not overflow and do not lose precision as
-smaller types do.
+"""Conversion of arguments to Python numbers, which do not overflow or lose precision as smaller
+types do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def plain_number(value: Any) -> Any:
-    """NumPy's scalar as Python's number; any other value is unchanged.
+    """Convert a NumPy scalar to a Python number; return any other value unchanged.
 
     Example:
         >>> plain_number(np.int16(200)) ** 2, plain_number("a")
@@ -24,7 +24,7 @@ def plain_number(value: Any) -> Any:
 
 
 def plain_numbers(function: F) -> F:
-    """Let an accounting function compute in Python's numbers, whatever types its caller uses.
+    """Let an accounting function compute with Python numbers, whatever types its caller uses.
 
     In half precision 300 squared is infinite, and in 16-bit integers 200 squared is negative. A
     release with such a noise multiplier would cost nothing, or less than nothing.

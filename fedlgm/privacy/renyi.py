@@ -1,8 +1,8 @@
 """The orders of Renyi divergences at which the epsilon of sampled Gaussian releases is least.
 
-`dp_accounting.rdp` adds up the terms of one order after another. This module sums the terms of all
-orders together and only roughly, to find the few orders whose divergences are worth computing.
-Every stated figure comes from that package.
+`dp_accounting.rdp` adds up the terms of one order at a time. This module sums the terms of all
+orders at once and only roughly, to find the few orders whose divergences are worth computing. Every
+stated epsilon comes from `dp_accounting`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ suffices for the largest whole order."""
 _MOST = 1000
 """Number of terms after which `dp_accounting` gives up a fractional order."""
 _SMALL = -30.0
-"""Logarithm of the ratio of the last term to the sum at which a sum ends, as in `dp_accounting`."""
+"""A summation ends when the log ratio of the last term to the sum is below this value, as in
+`dp_accounting`.
+"""
 _ROUNDING = 1e-6
-"""An upper bound on the difference in a sum that another order of summation can make."""
+"""An upper bound on the change of a sum whose terms are added in another order."""
 
 
 def best_orders(
     releases: Iterable[tuple[float, float, int]], delta: float, orders: np.ndarray
 ) -> np.ndarray:
-    """A few orders, which include the order of the least epsilon.
+    """A few of the orders, among them the order at which epsilon is least.
 
-    Epsilon is an upper bound for any choice of orders.
+    For any choice of orders, epsilon is an upper bound.
 
     Args:
-        releases: rate in (0, 1), noise multiplier and number of sampled Gaussian releases.
+        releases: triples (rate in (0, 1), noise multiplier, number) of sampled Gaussian releases.
         delta: target delta in (0, 1).
         orders: Renyi orders above 1, [n].
 
@@ -52,8 +54,9 @@ def best_orders(
 
 @lru_cache(maxsize=32)
 def _rough(rate: float, multiplier: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Divergences with an error of about 1e-13, [n]; infinite where the sum does not converge. They
-    are sums of both integrals of section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv 1908.10530).
+    """Divergences with an error of about 1e-13, [n]; infinite where the sum does not converge. Each
+    is the sum of the two integrals of section 3.3 of Mironov, Talwar and Zhang 2019 (arXiv
+    1908.10530).
     """
     middle = multiplier**2 * math.log(1 / rate - 1) + 0.5
     logs = np.full(len(orders), math.inf)

@@ -1,8 +1,9 @@
 """Faster self-composition of one release's privacy loss, for growing numbers of rounds.
 
-Half of the time of such a composition goes into 40 moments that bound its tails and do not depend
-on the number of rounds. This module computes only the few decisive moments exactly, and only once.
-The result equals the result of `dp_accounting.pld.common.self_convolve`, bit for bit.
+`dp_accounting` spends half of the time of such a composition on 40 moments, which bound its tails
+and do not depend on the number of rounds. This module computes only the few decisive moments
+exactly, and only once. The result equals the result of `dp_accounting.pld.common.self_convolve`,
+bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import fft, special
 from typing_extensions import override
 
-# number of orders of the Chernoff bounds, times the grid's length
+# orders of the Chernoff bounds, multiplied by the grid's length
 _ORDERS = np.concatenate((np.arange(-20, 0), np.arange(1, 21)))
 
 
@@ -77,7 +78,7 @@ def _cut(pmf: DensePLDPmf, truncation: float = 1e-15) -> DensePLDPmf:
 
 
 class _Repeatable(DensePLDPmf):  # type: ignore[misc]
-    """Probabilities on a grid of losses."""
+    """Privacy losses on a grid, with a cache of moments for repeated composition."""
 
     @classmethod
     def of(cls, pmf: Any) -> _Repeatable:
@@ -106,8 +107,8 @@ class _Repeatable(DensePLDPmf):  # type: ignore[misc]
 
     @cached_property
     def _exact(self) -> dict[int, float]:
-        """Logarithms of the moment generating function, as `dp_accounting` computes them. The key
-        is the index of the order.
+        """Cache of logarithms of the moment generating function, as `dp_accounting` computes them,
+        by the index of the order.
         """
         return {}
 

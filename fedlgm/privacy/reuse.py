@@ -1,5 +1,5 @@
-"""Refusal of an unintended second run on the same ledger, because its cost adds to the first run's
-cost.
+"""Refuses an unintended second run on the same ledger, because its cost would add to the cost of
+the first run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def require_rounds(
     Args:
         ledger: the ledger that the run would charge.
         done: number of rounds that the run has done.
-        events: what the rest of the run would charge to a participant, with counts.
+        events: events that the rest of the run would charge to a participant, with counts.
         epsilon: budget of the run; None if the run has no budget.
         delta: delta of the budget.
         accountant: accountant of the run.

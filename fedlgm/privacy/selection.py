@@ -18,7 +18,7 @@ from fedlgm.privacy.events import gaussian_event, repeat_event
 from fedlgm.privacy.plain import plain_numbers
 
 Law = Literal["logarithmic", "geometric", "poisson"]
-"""Law of the number of runs: truncated negative binomial of shape 0 or 1, or Poisson."""
+"""Distribution of the number of runs: truncated negative binomial of shape 0 or 1, or Poisson."""
 
 _SHAPES: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
 
@@ -27,15 +27,16 @@ _SHAPES: dict[str, float] = {"logarithmic": 0.0, "geometric": 1.0, "poisson": ma
 def selection_event(
     run: dp_event.DpEvent, expected_runs: float, law: Law = "logarithmic"
 ) -> dp_event.DpEvent:
-    """Event of a search that draws the number of runs by `law` and publishes only the best run.
+    """Event of a search that draws the number of runs from the distribution `law`, and publishes
+    only the best run.
 
     Args:
-        run: event of one whole run; every candidate costs the same.
+        run: event of one whole run, the same for every candidate.
         expected_runs: mean of the number of runs, above 1 (Poisson: at least 1).
-        law: law of the number of runs.
+        law: distribution of the number of runs.
 
     Raises:
-        ConfigError: the law is unknown, or the law cannot have this mean.
+        ConfigError: the distribution is unknown, or cannot have this mean.
 
     Example:
         >>> selection_event(gaussian_event(2.0), 10).mean
@@ -56,10 +57,10 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
     """Draw a search's secret number of runs.
 
     Args:
-        expected_runs: mean of the number of runs, as for `selection_event`; `selection_event`
-            refuses invalid values.
-        law: see `selection_event`; "logarithmic" has P(k) ~ (1 - gamma)^k / k, k >= 1
-            (Definition 1 at eta = 0).
+        expected_runs: mean of the number of runs; invalid values are refused as by
+            `selection_event`.
+        law: see `selection_event`; under "logarithmic", P(k) is proportional to (1 - gamma)^k / k
+            for k >= 1 (Definition 1 at eta = 0).
         generator: a secret stream.
 
     Example:
@@ -77,10 +78,10 @@ def draw_runs(expected_runs: float, law: Law, generator: np.random.Generator) ->
 
 @lru_cache(maxsize=16)
 def _gamma(expected_runs: float) -> float:
-    """The parameter gamma at which the logarithmic law has this mean, by bisection. The mean falls
-    as gamma grows.
+    """The parameter gamma at which the logarithmic distribution has this mean, by bisection. The
+    mean decreases as gamma increases.
     """
-    low, high = -700.0, -1e-12  # tolerance of log(gamma)
+    low, high = -700.0, -1e-12  # bounds of log(gamma)
     for _ in range(200):
         middle = (low + high) / 2
         mean = math.expm1(-middle) / -middle
@@ -100,15 +101,16 @@ def selection_epsilon(
     """Epsilon of a search over runs of a sampled Gaussian mechanism. Only the best run is
     published.
 
-    The number of runs is drawn by `law` and stays secret, as do all other runs. The settings of
-    each run are drawn from a list that was fixed before the search, and the score uses only
-    released values and public data. The figure protects against readers of the one published model;
-    for a party that sees every run, the cost is the composition of all runs.
+    The number of runs is drawn from the distribution `law`, and stays secret, as do all runs except
+    the best. The settings of each run are drawn from a list that was fixed before the search, and
+    the score uses only released values and public data. This epsilon holds against readers of the
+    published model; against a party that sees every run, the cost is the composition of all runs.
 
     Args:
-        noise_multiplier: noise std of a release over one unit's l2 bound, under add-or-remove-one.
+        noise_multiplier: noise std of a release divided by one unit's l2 bound, under
+            add-or-remove-one.
         sampling_rate: Poisson rate of each release.
-        steps: releases in one run.
+        steps: number of releases in one run.
         delta: target delta in (0, 1).
         expected_runs: mean number of runs, above 1 (Poisson: at least 1).
         law: "logarithmic" (the cheapest), "geometric" or "poisson".

@@ -1,5 +1,5 @@
-"""Signed statements about runs and ledgers: envelopes, and heads of chains that witnesses have
-seen.
+"""Signed statements about runs and ledgers: the envelopes of statements, and the heads of chains
+that witnesses sign.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 NODE_PREDICATE = "urn:fedlgm:node-certificate:v1"
-"""Kind of a node's statement of its own ledger."""
+"""Predicate type of the statement in which a node describes its own ledger."""
 ANCHOR_EVERY = 5
 """Largest number of rounds between two heads that witnesses sign."""
 
@@ -53,7 +53,7 @@ def envelope_of(statement: dict[str, Any], key: Ed25519PrivateKey) -> bytes:
 
 
 def anchor_text(round: int, head: str) -> bytes:
-    r"""The bytes that a witness signs to say that it saw this head of a chain of releases.
+    r"""The bytes that a witness signs to confirm that it has seen this head of a chain of releases.
 
     Example:
         >>> anchor_text(5, "ab")

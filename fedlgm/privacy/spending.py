@@ -13,17 +13,18 @@ from dataclasses import dataclass
 
 from fedlgm import privacy
 
-_Counts = Counter[str]  # event -> number of times
+_Counts = Counter[str]  # number of charges by event
 _Profile = frozenset[tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class Spending:
-    """Charges with their numbers.
+    """Numbers of charges by event and participant.
 
     Attributes:
-        shared: event -> number of times that the server's releases charge it to every participant.
-        own: client -> the same mapping for the client's releases, under local trust.
+        shared: by event, the number of the server's releases, which are charged to every
+            participant.
+        own: by client and event, the number of the client's own releases, under local trust.
 
     Example:
         >>> from fedlgm.privacy.events import encode, gaussian_event
@@ -60,7 +61,7 @@ class Spending:
         return _maximal_profiles(profiles)
 
     def client_epsilons(self, delta: float, accountant: str) -> dict[int, float]:
-        """Proven epsilon at `delta` of each client with its own releases."""
+        """Proven epsilon at `delta` of each client that has made releases itself."""
         spent = self._profiles()
         epsilons = {
             profile: _profile_epsilon(profile, delta, accountant) for profile in set(spent.values())
@@ -81,8 +82,8 @@ def claimed_epsilon(
     `Ledger.claimed_epsilon`.
 
     Args:
-        rows: (participant, event, claim, count).
-        delta: delta of claims that are composed.
+        rows: tuples (participant, event, claim, count).
+        delta: delta at which claimed events are composed.
         accountant: accountant that composes them.
     """
     naive: defaultdict[int, float] = defaultdict(float)
@@ -111,7 +112,9 @@ def _profile_epsilon(profile: _Profile, delta: float, accountant: str) -> float:
 
 
 def _maximal_profiles(profiles: set[_Profile]) -> list[_Profile]:
-    """The profiles that are not contained in another profile. Only these can be the worst."""
+    """The profiles that are not contained in another profile. Only these can have the largest
+    epsilon.
+    """
     counts = {profile: Counter(dict(profile)) for profile in profiles}
     return [
         profile

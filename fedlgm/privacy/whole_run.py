@@ -2,17 +2,17 @@
 participation, or both.
 
 Releases y_t = x_t + s w_t with C w = z are equivalent to the Gaussian mechanism that publishes C x
-+ s z. Let kappa = 1 / sigma_eff be one client's largest contribution in units of s, over all layers
++ s z. Let 1 / sigma_eff be the bound on one client's contribution in units of s, over all layers
 and auxiliary queries. It is the same in every round.
 
 * Without amplification the run is one Gaussian mechanism of multiplier sigma_eff / sens(C). Round t
   is charged a Gaussian mechanism of multiplier sigma_eff / sqrt(sens_{t+1}^2 - sens_t^2), where
   sens_t is the sensitivity of the first t rounds. The charges of the first rounds compose to the
   cost of these rounds, and the charges of all rounds compose to the cost of the run.
-* With groups and secret draws in them ("grouped-poisson" sampling) the run costs no more than
-  ceil(T / b) Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of
-  C). The rounds 0, b, 2b, ... are each charged one of these mechanisms, before any of the groups
-  takes part; the rounds in between cost nothing.
+* With secret draws within groups ("grouped-poisson" sampling) the run costs no more than ceil(T /
+  b) Poisson-sampled Gaussian mechanisms of multiplier sigma_eff / (largest column norm of C). The
+  rounds 0, b, 2b, ... are each charged one of these mechanisms, before the next turns of the b
+  groups; the rounds in between cost nothing.
 
 Proofs: docs/proofs/correlated-noise.md. Rounds count from 0 here.
 
@@ -44,7 +44,7 @@ MARGIN = 1e-7
 
 @dataclass(frozen=True)
 class WholeRun:
-    """A noise process under a participation schema.
+    """A run as one mechanism: its correlated noise, its sampling and its neighbouring relation.
 
     Example:
         >>> from fedlgm import correlation
@@ -56,14 +56,14 @@ class WholeRun:
         (GaussianDpEvent(noise_multiplier=1.25805...), True)
 
     Attributes:
-        noise: C; the identity for independent noise.
+        noise: matrix C, which is the identity for independent noise.
         sampling: a scheme with a minimum separation between participations.
         relation: neighbouring relation.
 
     Raises:
         ConfigError: the scheme keeps no rounds between participations, or the combination is not
             proven: more bands than groups, buffers under secret draws, or a relation that does not
-                fit the scheme.
+            fit the scheme.
     """
 
     noise: Correlation
@@ -75,30 +75,31 @@ class WholeRun:
 
     @property
     def separation(self) -> int:
-        """b, smallest number of rounds between a client's participations."""
+        """Smallest number b of rounds from one participation of a client to the next."""
         return self.sampling.separation or 1
 
     @property
     def participations(self) -> int:
-        """K = ceil(T / b), most participations of one client."""
+        """Largest number of participations of one client, ceil(T / b)."""
         return -(-self.noise.rounds // self.separation)
 
     @cached_property
     def sensitivity(self) -> float:
-        """sens(C) under the schema: how far one client can move the run, as a multiple of the
-        client's bound.
+        """Sensitivity sens(C) under the sampling: how far one client can move C x, as a multiple of
+        the client's bound.
         """
         return self.noise.sensitivity(self.separation)
 
     @cached_property
     def growth(self) -> float:
-        """sigma_eff of a round divided by the accounted mechanism's multiplier, without the factor
-        of the relation.
+        """Multiplier sigma_eff of a round divided by the multiplier of the accounted mechanism,
+        without the factor of the relation.
         """
         return self.noise.amplified_column_norm() if self.sampling.amplifies else self.sensitivity
 
     def calibrate(self, epsilon: float, delta: float, accountant: str) -> float:
-        """Smallest sigma_* of every round such that the run stays within (epsilon, delta).
+        """Smallest sigma_*, the same in every round, at which the run stays within (epsilon,
+        delta).
 
         Raises:
             ConfigError, PrivacyError: see `privacy.accounting.calibrate`.
@@ -118,7 +119,7 @@ class WholeRun:
         """Cost that round `position` adds to the cost of the rounds before it.
 
         Args:
-            position: rounds before this one, 0 to T - 1.
+            position: number of rounds before this one, 0 to T - 1.
             multiplier: least effective noise multiplier of all rounds, see
                 `RunFacts.least_multiplier`.
 
@@ -133,12 +134,12 @@ class WholeRun:
         return self._gaussian(float(self._increments[position]), multiplier)
 
     def repeated_event(self, position: int, multiplier: float) -> DpEvent:
-        """Cost of one more release of round `position` with independent noise for that round.
+        """Event of one more release of round `position`, with independent noise for that round.
 
-        The release is a further row of C: the same coefficients on the past and an independent z. A
-        client moves the release by at most the row's bound, whichever rounds the client's coins
-        chose, so the release is charged without amplification. Arguments and errors are those of
-        `event`.
+        The release is a further row of C, with the same coefficients for earlier rounds and an
+        independent z. A client moves the release by at most the row's bound, whichever rounds were
+        drawn for the client, so the release is charged without amplification. Arguments and errors
+        are those of `event`.
         """
         self._check(position)
         return self._gaussian(self.noise.row_bound(position, self.separation), multiplier)

@@ -5,8 +5,8 @@ and the noise stream.
     multiplier = s / (clip * c.sensitivity(min_separation=10))
     w = CorrelatedStream(c, size).next(z)  # noise of the next round, from independent z
 
-The names of this package need only NumPy and SciPy. Only the stream works on torch vectors; it
-loads when it is first used.
+The names in `__all__` need only NumPy and SciPy. `CorrelatedStream` works on torch vectors, so it
+is loaded when it is first used.
 """
 
 from typing import Any

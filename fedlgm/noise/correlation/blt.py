@@ -2,8 +2,8 @@
 buffers as state.
 
 Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan, Xu and Zhang 2024 (arXiv 2408.08868).
-If the scales sum to at most 1 and the decays are at most 1, the coefficients decrease. The
-sensitivity is then the sensitivity of the earliest pattern.
+If the scales sum to at most 1 and the decays are at most 1, the coefficients do not increase. The
+pattern with the earliest possible participations then determines the sensitivity.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fedlgm.noise.correlation.sensitivities import earliest_pattern
 from fedlgm.noise.correlation.toeplitz import Reduce, output_weights
 from fedlgm.noise.correlation.workloads import Workload
 
-# (largest decay, sum of scales) to start the optimiser from
+# (largest decay, sum of scales) at the starting points of the optimiser
 _STARTS = ((0.5, 0.6), (0.9, 0.6), (0.98, 0.35))
 _LEAST = 2.0**-1000
 
 
 def coefficients(decays: np.ndarray, scales: np.ndarray, rounds: int) -> np.ndarray:
-    """c_0 .. c_{T-1}, float64 [T]."""
+    """The coefficients c_0 .. c_{T-1} for T = `rounds`, float64 [T]."""
     powers = decays ** np.arange(rounds - 1)[:, None]
-    rest = np.minimum.accumulate(powers @ scales)  # products have rounding errors
+    rest = np.minimum.accumulate(powers @ scales)  # coefficients must not increase through rounding
     return np.concatenate([[1.0], rest])
 
 
@@ -36,13 +36,13 @@ def optimal(
     first.
 
     Args:
-        workload: workload of the error.
-        rounds: T.
-        buffers: m >= 1. Under minimum separation a second buffer lowers the error by about one per
-            cent, and a third buffer lowers it no further.
-        separation: fewest rounds between a client's participations.
-        most: most participations of a client.
-        reduce: "mean" or "max" of the outputs' errors.
+        workload: workload whose error is minimised.
+        rounds: number T of rounds.
+        buffers: number of buffers, at least 1. Under minimum separation a second buffer lowers the
+            error by about one per cent, and a third buffer lowers it no further.
+        separation: smallest number of rounds from one participation of a client to the next.
+        most: largest number of participations of a client.
+        reduce: whether the "mean" or the "max" of the outputs' errors is minimised.
     """
     column = workload.column(rounds)
     weights = output_weights(rounds, reduce)
@@ -53,7 +53,7 @@ def optimal(
         numerator, denominator = _filter(decays, scales)
         output = lfilter(denominator, numerator, column)
         error = float(weights @ output**2)
-        # C^-T of the gradient
+        # C^-T times the gradient
         back = lfilter(denominator, numerator, (2 * weights * output)[::-1])[::-1]
         powers = decays ** lags[:, None]
         c = np.concatenate([[1.0], powers @ scales])
@@ -66,7 +66,8 @@ def optimal(
         for i, (decay, scale) in enumerate(zip(decays, scales, strict=True)):
             shifted = lfilter([0.0, 1.0], [1.0, -decay], output)
             twice = lfilter([0.0, 1.0], [1.0, -decay], shifted)
-            # c_j depends on decay_i as (j - 1) decay^(j-2): a second pass of the same filter
+            # The derivative of c_j with respect to decay_i is scale_i (j - 1) decay_i^(j-2), which
+            # is a second pass of the same filter.
             by_decay = scale * lags[1:] * powers[:-1, i]
             slope[i] = -scale * (back @ twice) / error + (pulled[2:] @ by_decay) / norm
             slope[buffers + i] = -(back @ shifted) / error + (pulled[1:] @ powers[:, i]) / norm
@@ -103,7 +104,9 @@ def _scales(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _filter(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """C as a rational filter of one delay: numerator and denominator, each [buffers + 1]."""
+    """Coefficients of C as a rational filter, in powers of the delay: numerator and denominator,
+    each [buffers + 1].
+    """
     denominator = np.poly(decays)
     numerator = denominator.copy()
     for i, scale in enumerate(scales):

@@ -3,10 +3,10 @@ and its error.
 
 A release of round t is y_t = x_t + s w_t with C w = z, z independent N(0, 1), and x_t the sum of
 bounded contributions. C is public and invertible, so publishing y is equivalent to publishing C x +
-s z. This is a Gaussian mechanism, also for contributions and participation that react to earlier
-releases (Denisov et al. 2022). One client moves C x by at most kappa sens(C), where kappa is the
-client's bound divided by s, so the run is one Gaussian mechanism of noise multiplier 1 / (kappa
-sens(C)).
+s z. This is a Gaussian mechanism, even if contributions and participation depend on earlier
+releases (Denisov et al. 2022). One client moves C x by at most c sens(C), where c bounds the norm
+of each of the client's contributions, so the run is one Gaussian mechanism of noise multiplier s /
+(c sens(C)).
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 MOST_ROUNDS = 1_000_000
-_MOST_PRODUCTS = 10**9  # rounds times coefficients: this many take seconds, also in nodes' services
+# largest product of rounds and coefficients; at this limit, accounting takes only seconds, also in
+# the service of a node
+_MOST_PRODUCTS = 10**9
 MOST_BUFFERS = 8
 _ROUNDING = 1e-9
 # largest coefficient, so that squares of coefficients and float32 noise neither overflow nor vanish
 _LARGEST = 1e6
-_LOUDEST = 1e12  # noise of a round, in standard deviations of z; it is kept in float32
+_LOUDEST = 1e12  # largest noise of a round, in units of the std of z; noise is stored in float32
 
 
 class CorrelationRecord(TypedDict):
@@ -54,7 +56,7 @@ class CorrelationRecord(TypedDict):
 class Correlation:
     """Noise correlated over `rounds` rounds by a lower-triangular Toeplitz matrix C.
 
-    Build one with `fedlgm.noise.correlation.get`. Rounds count from 0.
+    Build it with `fedlgm.noise.correlation.get`. Rounds count from 0.
 
     Example:
         >>> from fedlgm import correlation
@@ -68,11 +70,11 @@ class Correlation:
         (1.414214, 1.3993)
 
     Attributes:
-        name: "identity", "square-root", "banded", "blt", or your own name for your own
-            coefficients.
-        rounds: T, planned number of releases. The guarantee covers fewer rounds, but not more.
-        coefficients: first column of C, float64: c_0 > 0, then the other bands (all T of them for
-            "blt").
+        name: "identity", "square-root", "banded", "blt", or another name for coefficients that you
+            choose yourself.
+        rounds: planned number T of releases. The guarantee covers fewer rounds, but not more.
+        coefficients: first column of C without the zeros after the last band, float64: c_0 > 0,
+            then the other bands ("blt" has T in all).
         decays: decays of the buffers of "blt", in (0, 1); empty for all other strategies.
         scales: scales of the buffers of "blt", positive, with a sum of at most 1.
 
@@ -138,14 +140,12 @@ class Correlation:
 
     @property
     def bands(self) -> int | None:
-        """Number of diagonals of C that are not zero; None for "blt", whose state is its
-        buffers.
-        """
+        """Number of diagonals of C that are not zero; None for "blt", which has buffers instead."""
         return None if self.decays else self.coefficients.size
 
     @property
     def is_independent(self) -> bool:
-        """Whether C is the identity, so that every round has its own noise."""
+        """Whether C is the identity, so that the noise of different rounds is independent."""
         return self.coefficients.size == 1 and self.coefficients[0] == 1.0
 
     def __eq__(self, other: object) -> bool:
@@ -161,11 +161,13 @@ class Correlation:
     # --- matrices
 
     def matrix(self) -> np.ndarray:
-        """C, float64 [T, T], lower triangular and Toeplitz, with its last columns cut short."""
+        """The lower-triangular Toeplitz matrix C, float64 [T, T]."""
         return toeplitz(self._pad(self.coefficients), np.zeros(self.rounds))
 
     def inverse(self) -> np.ndarray:
-        """C^-1, float64 [T, T]: row t gives the noise of round t as a combination of z."""
+        """The inverse of C, float64 [T, T]. Row t gives the noise of round t as a combination of
+        z.
+        """
         return toeplitz(self._noising, np.zeros(self.rounds))
 
     def leading(self, rounds: int) -> Correlation:
@@ -180,25 +182,26 @@ class Correlation:
     # --- sensitivities
 
     def sensitivity(self, min_separation: int, max_participations: int | None = None) -> float:
-        """sens(C) of clients that take part at least `min_separation` rounds apart.
+        """Sensitivity sens(C) for clients that take part at least `min_separation` rounds apart.
 
-        With noise std s of z and a client's bound c on each contribution, the whole run is one
-        Gaussian mechanism of noise multiplier s / (c sens(C)) under zero-out (same schedule, the
-        client's contributions become zero). The same holds under add-or-remove-one if no other
-        client's participation depends on whether this client is present. Under replace-one the
-        multiplier is half as large.
+        If s is the scale of the noise s w and c bounds the norm of each contribution of a client,
+        the whole run is one Gaussian mechanism of noise multiplier s / (c sens(C)) under zero-out
+        (the schedule stays the same, and the client's contributions become zero). The same holds
+        under add-or-remove-one if no other client's participation depends on whether this client is
+        present. Under replace-one the multiplier is half as large.
 
         Args:
             min_separation: b >= 1; a client that took part in round t takes part again in round t +
                 b at the earliest.
-            max_participations: most participations of one client; None: ceil(T / b).
+            max_participations: largest number of participations of one client; None stands for
+                ceil(T / b).
 
         Returns:
             The exact value, rounded up, if the coefficients decrease, if there are at most
             `min_separation` of them or if every client takes part once. Otherwise an upper bound:
-            in 3,000 random strategies of 4 to 10 rounds it was on average 1 % and at most 17 %
-            above the largest sum of abs(C^T C) over a pattern. If no coefficient is negative, this
-            sum is the exact value; otherwise it is itself a bound.
+            in 3,000 random strategies of 4 to 10 rounds, this bound was on average 1 % and at most
+            17 % above the bound that follows from the largest sum of abs(C^T C) over a pattern of
+            participation. If no coefficient is negative, the latter bound is the exact value.
 
         Raises:
             ConfigError: a number is below 1.
@@ -212,8 +215,8 @@ class Correlation:
         self, rounds: int, min_separation: int, max_participations: int | None = None
     ) -> float:
         """Sensitivity of the first `rounds` rounds alone, which determines the cost so far; 0 for
-        no rounds. It never falls with the number of rounds. Arguments, errors and source are those
-        of `sensitivity`.
+        no rounds. It does not decrease with the number of rounds. Arguments, errors and source are
+        those of `sensitivity`.
 
         Raises:
             ConfigError: `rounds` is outside 0 to the number of rounds.
@@ -226,12 +229,12 @@ class Correlation:
     def round_sensitivities(
         self, min_separation: int, max_participations: int | None = None
     ) -> np.ndarray:
-        """Increase of the squared sensitivity by each round, as its root (sens_{t+1}^2 -
+        """Root of the increase of the squared sensitivity by each round, (sens_{t+1}^2 -
         sens_t^2)^(1/2), float64 [T].
 
-        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this figure),
-        the charges compose to the cost of the rounds released so far. The figure is 0 where a round
-        adds nothing. Arguments and errors are as in `sensitivity`.
+        If round t is charged as a Gaussian mechanism of noise multiplier s / (c times this value),
+        the charges compose to the cost of the rounds released so far. The value is 0 for a round
+        that adds nothing. Arguments and errors are those of `sensitivity`.
         """
         most = _participations(self.rounds, min_separation, max_participations)
         if sensitivities.is_decreasing(self.coefficients):
@@ -252,13 +255,14 @@ class Correlation:
         return np.sqrt(sensitivities.squared_column_norms(self.coefficients, self.rounds))
 
     def amplified_column_norm(self) -> float:
-        """Largest column norm of C, rounded up. It is the largest shift by one participation under
-        sampling.
+        """Largest column norm of C, rounded up. Multiplied by the bound c of a contribution, it is
+        the largest shift of C x by one participation.
 
         Suppose that every client belongs to one of at least `bands` groups. In each round of its
-        group, the client takes part with probability p, decided by a secret coin. The run then
-        costs ceil(T / groups) Poisson-sampled Gaussians of rate p and noise multiplier s / (c times
-        this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem 4).
+        group, the client takes part with probability p, decided by a secret draw. The run then
+        costs at most as much as ceil(T / groups) Poisson-sampled Gaussians of rate p and noise
+        multiplier s / (c times this norm) (Choquette-Choo et al. 2023, arXiv 2306.08153, Theorem
+        4).
         """
         return self._rounded_up(
             float(sensitivities.squared_column_norms(self.coefficients, self.rounds).max())
@@ -268,7 +272,8 @@ class Correlation:
         self, t: int, min_separation: int, max_participations: int | None = None
     ) -> float:
         """Largest shift of row t of C x by one client, rounded up: the largest sum of |C[t, r]|
-        over the client's rounds r <= t. It bounds the shift of a repeated row. Rows count from 0.
+        over the client's rounds r <= t, for contributions of norm 1. It bounds the shift if the row
+        is released again. Rows count from 0.
 
         Raises:
             ConfigError: the round is outside the run, or a number is below 1.
@@ -281,10 +286,11 @@ class Correlation:
     # --- errors
 
     def error(self, workload: str | Workload = "prefix", reduce: Reduce = "mean") -> float:
-        """Error of the run's outputs A y for z of standard deviation 1, in one coordinate.
+        """Error of the run's outputs A y in one coordinate, for z of standard deviation 1 and the
+        matrix A of the workload.
 
         The product of this error, the sensitivity, the bound and the noise multiplier is the error
-        at a given privacy.
+        at that multiplier.
 
         Args:
             workload: "prefix" (the model after each round of plain averaging), or a `Workload`.
@@ -292,7 +298,7 @@ class Correlation:
                 output.
 
         Raises:
-            ConfigError: an unknown workload or reduction.
+            ConfigError: the workload or the reduction is unknown.
         """
         variances = as_workload(workload).variances(self.coefficients, self.rounds)
         check_known("reduce", reduce, Reduce)
@@ -315,7 +321,7 @@ class Correlation:
             ConfigError: the noise grows too large; the message names the round.
         """
         if self.decays:
-            return  # their scales sum to at most 1
+            return  # the scales sum to at most 1, so the noise stays small
         with np.errstate(over="ignore", invalid="ignore"):
             quiet = self.noise_std() <= _LOUDEST
         if not quiet.all():
@@ -339,7 +345,7 @@ class Correlation:
         """Inverse of `to_dict`.
 
         Raises:
-            ConfigError: not a correlation.
+            ConfigError: the record does not describe a correlation.
         """
         try:
             if "decays" in record:
@@ -370,7 +376,7 @@ class Correlation:
 
     def _rounded_up(self, squared: float) -> float:
         root = math.sqrt(squared)
-        if self.is_independent:  # whole numbers, without rounding
+        if self.is_independent:  # `squared` is a whole number without rounding error
             return root if root == int(root) else math.nextafter(root, math.inf)
         return sensitivities.rounded_up(squared, self.rounds)
 

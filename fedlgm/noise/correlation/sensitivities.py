@@ -1,12 +1,12 @@
-"""The largest shift of C x by one client's contributions, over every participation pattern that a
+"""The largest shift of C x by one client's contributions, for all participation patterns that a
 schema allows.
 
 A schema allows at most k participations, and any two of them are at least b rounds apart (b = 1: no
-restriction). One participation contributes a vector of norm at most 1, so sens(C)^2 = max over
-patterns pi of sum over i, j in pi of |X_ij|, X = C^T C. This is the exact value if X >= 0, and
-otherwise an upper bound (Choquette-Choo et al. 2023, arXiv 2211.06530). C is lower triangular and
-Toeplitz with the coefficients c, and its last columns are cut short. Throughout, `coefficients` is
-c, `rounds` T, `separation` b and `most` k.
+restriction). One participation contributes a vector of norm at most 1. With X = C^T C, sens(C)^2 is
+therefore at most the largest sum of |X_ij| over i and j in one pattern. This bound is the exact
+value if X >= 0 (Choquette-Choo et al. 2023, arXiv 2211.06530). C is lower triangular and Toeplitz
+with the coefficients c, and its last columns are cut short. In this module, `coefficients` is c,
+`rounds` is T, `separation` is b and `most` is k.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ def best(values: np.ndarray, separation: int, most: int) -> np.ndarray:
 
     Args:
         values: non-negative numbers [..., T].
-        separation: b >= 1.
-        most: k >= 0.
+        separation: smallest distance b >= 1 of two entries.
+        most: largest number k >= 0 of entries.
 
     Returns:
-        [...]. Dynamic programming takes O(T) if k does not limit the sum, otherwise O(T k).
+        The sums, [...]. Dynamic programming takes O(T) time if k does not limit a sum, otherwise
+        O(T k).
 
     Example:
         >>> float(best(np.array([3.0, 4.0, 2.0, 5.0]), separation=2, most=2))
         9.0
     """
     rounds = values.shape[-1]
-    rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: the best from round i on
+    rest = np.zeros((*values.shape[:-1], rounds + separation))  # rest[i]: best sum from i on
     if most >= participations(rounds, separation):
-        # A block of b rounds holds at most one participation: take round i and continue at i + b, or
-        # skip it.
+        # A block of b rounds contains at most one participation, so either take round i and
+        # continue at i + b, or skip round i.
         for stop in range(rounds, 0, -separation):
             start = max(0, stop - separation)
             rest[..., start:stop] = (
@@ -69,7 +70,7 @@ def _best_from_here(values: np.ndarray) -> np.ndarray:
 
 
 def squared_column_norms(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-    """||C[:, t]||^2, [T].
+    """Squared l2 norm of each column of C, [T].
 
     Example:
         >>> squared_column_norms(np.array([1.0, 0.5]), 3).tolist()
@@ -94,8 +95,8 @@ def earliest_pattern(
 ) -> np.ndarray:
     """Sum of the columns 0, b, 2b, ... of C, at most k of them, [T].
 
-    For decreasing coefficients this pattern is the worst (Kalinin and Lampert 2024, arXiv
-    2405.13763, Theorem 2), in every leading block of C too.
+    For decreasing coefficients this pattern has the largest norm (Kalinin and Lampert 2024, arXiv
+    2405.13763, Theorem 2), also in every leading block of C.
 
     Example:
         >>> earliest_pattern(np.array([1.0, 0.5]), rounds=5, separation=3, most=2).tolist()
@@ -109,7 +110,7 @@ def earliest_pattern(
 
 
 def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, most: int) -> float:
-    """sens(C)^2 by an exact formula if one applies, otherwise an upper bound; not rounded.
+    """Squared sensitivity sens(C)^2 if an exact formula applies, otherwise an upper bound on it.
 
     The formula is exact for decreasing coefficients, for at most `separation` coefficients (columns
     of different participations are then orthogonal for any signs), and for one participation. The
@@ -129,7 +130,7 @@ def squared_sensitivity(coefficients: np.ndarray, rounds: int, separation: int, 
 
 
 def magnitudes(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-    """|C^T C|, [T, T], with no entry rounded below its true value.
+    """Magnitudes of the entries of C^T C, [T, T]. None is rounded below its true value.
 
     Example:
         >>> magnitudes(np.array([1.0, 0.5]), rounds=2).round(12).tolist()
@@ -152,7 +153,7 @@ def rounded_up(squared: float, rounds: int) -> float:
     """Square root of a computed sum of non-negative terms, never below the square root of the exact
     sum.
 
-    No entry is the sum of more than 4 T rounded products of T-fold rounded factors.
+    The margin covers 4 (T + 2) relative rounding errors of doubles.
 
     Example:
         >>> 2.0 < rounded_up(4.0, rounds=100) < 2.0 + 1e-12

@@ -1,5 +1,5 @@
-"""Strategies of correlated noise by name: strategies of this library, registered strategies, and
-references to a user's object.
+"""Strategies of correlated noise by name. A name stands for a strategy of this library, a
+registered strategy, or a user's strategy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedlgm.noise.correlation.toeplitz import Reduce
 from fedlgm.noise.correlation.workloads import Workload, as_workload
 
 Strategy = Callable[..., Correlation]
-"""(rounds, **options) -> `Correlation` for this number of rounds."""
+"""A function (rounds, **options) that returns a `Correlation` for this number of rounds."""
 
 
 def names() -> tuple[str, ...]:
-    """Known strategies.
+    """Names of the known strategies.
 
     Example:
         >>> names()[:4]
@@ -42,8 +42,8 @@ def register(name: str, make: Strategy) -> None:
 
     Args:
         name: a new name.
-        make: function (rounds, **options) -> `Correlation`. A run passes those of the options
-            `workload`, `bands`, `buffers` and `min_separation` that the function takes.
+        make: function of rounds and options that returns a `Correlation`. A run passes those of the
+            options `workload`, `bands`, `buffers` and `min_separation` that the function takes.
 
     Raises:
         ConfigError: the name is taken.
@@ -76,20 +76,21 @@ def get(name: str, rounds: int, **options: Any) -> Correlation:
     """Correlated noise for a run of `rounds` rounds.
 
     Args:
-        name: "identity" (independent noise); "square-root" (closed form, least largest error if
+        name: "identity" (independent noise); "square-root" (closed form, smallest maximum error if
             every client takes part once); "banded" (optimal banded Toeplitz, the usual choice: take
             as many bands as there are rounds between a client's participations, or as there are
             groups); "blt" (a few buffers instead of `bands` - 1 vectors as state; no
-            amplification); a registered name, or your own strategy as "package.module:name" (see
-            `register`).
-        rounds: T >= 1, planned number of releases.
+            amplification); a registered name; or a strategy of your own as "package.module:name"
+            (see `register`).
+        rounds: planned number T >= 1 of releases.
         options: bands (1 to T; default T) of "square-root" and "banded"; workload ("prefix" or a
             `Workload`) and reduce ("mean" or "max" over the outputs), which define the optimised
             error; buffers (1 to 8; default 2), min_separation and max_participations (default:
-            every client once), for which "blt" is optimised.
+            every client takes part once), for which "blt" is optimised.
 
     Returns:
-        The correlation. Coefficients have norm 1; the coefficients of "blt" begin with 1 instead.
+        The correlation. The coefficients of this library's strategies have norm 1, except that
+            those of "blt" begin with 1.
 
     Raises:
         ConfigError: a name or option is unknown, a value is outside its range, or a strategy of

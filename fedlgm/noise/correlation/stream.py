@@ -1,7 +1,8 @@
-"""Correlated noise, round by round: w_t with C w = z, from independent z_t and the state of earlier
-rounds.
+"""Makes correlated noise w_t with C w = z round by round, from independent z_t and the state of
+earlier rounds.
 
-The kept state is as secret as the noise: together with the releases it reveals the exact sums.
+The state must stay as secret as the noise, because together with the releases it reveals the exact
+sums.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from torch import Tensor
 from fedlgm.errors import ConfigError, PrivacyError
 from fedlgm.noise.correlation.correlation import Correlation
 
-# coordinates that a thread handles at a time; they fit the thread's cache, and no bit depends on
-# this number
+# number of coordinates that a thread handles at a time; they fit into the thread's cache, and no
+# result depends on this number
 _PIECE = 1 << 15
 
 
 class CorrelatedStream:
     """Turns independent noise into correlated noise, round by round and in place.
 
-    Banded strategies keep the last b - 1 vectors w in one float32 buffer: [b - 1, n], 4 (b - 1) n
-    bytes. A round's noise is rounded to float32 before it is used. The kept values are therefore
-    the added values, and rounding does not accumulate over rounds. "blt" keeps its buffers, [m, n],
-    in float64, because the buffers themselves are not added, and their rounding errors would
-    accumulate. Arithmetic is in double precision and the same for every coordinate. The bits depend
-    neither on the number of threads nor on how a vector is cut into pieces.
+    Banded strategies store the last b - 1 vectors w in one float32 buffer of shape [b - 1, n],
+    which takes 4 (b - 1) n bytes. A round's noise is rounded to float32 before it is used. The
+    stored values therefore equal the added values, and rounding errors do not accumulate over
+    rounds. "blt" stores its m buffers, [m, n], in float64, because they are not themselves added to
+    releases, and their rounding errors would accumulate. Arithmetic is in double precision and the
+    same for every coordinate. The results do not depend on the number of threads or on how a vector
+    is cut into pieces.
 
     Example:
         >>> import fedlgm.noise.correlation as correlation
@@ -37,7 +39,7 @@ class CorrelatedStream:
 
     Args:
         correlation: strategy and planned number of rounds.
-        size: n, coordinates of a release.
+        size: number n of coordinates of a release.
         device: device of the vectors.
 
     Attributes:
@@ -66,7 +68,7 @@ class CorrelatedStream:
                 float32); overwritten.
 
         Returns:
-            `z`, now w_t. Its standard deviation is `correlation.noise_std()[t]`, not 1.
+            `z`, which now holds w_t. Its standard deviation is `correlation.noise_std()[t]`, not 1.
 
         Raises:
             ConfigError: the vector has another shape, type or device.
@@ -121,7 +123,7 @@ class CorrelatedStream:
 
     def _apply_bands(self, z: Tensor, state: Tensor) -> None:
         first, *rest = self.correlation.coefficients.tolist()
-        sum_ = z.double()  # z itself if it is float64
+        sum_ = z.double()  # this is z itself if z is float64
         if rest:
             for lag, coefficient in enumerate(rest[: self.round], start=1):
                 sum_.add_(state[(self.round - lag) % len(rest)], alpha=-coefficient)

@@ -1,6 +1,7 @@
 """The linear map A from a run's released vectors to its models: output t = sum_r A[t, r] y_r.
 
-Only the error depends on A, never the privacy claim: everything after a release is post-processing.
+Only the error depends on A, and not the cost of the run, because everything after a release is
+post-processing.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Workload:
         return self.apply(np.eye(rounds, 1))[:, 0]
 
     def matrix(self, rounds: int) -> np.ndarray:
-        """A, float64 [T, T], lower triangular."""
+        """The lower-triangular matrix A, float64 [T, T]."""
         return toeplitz(self.column(rounds), np.zeros(rounds))
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """A x for the columns of x, [T, n]."""
+        """The product A x for a matrix x of shape [T, n]."""
         moved = lfilter([1.0], [1.0, -self.momentum], x, axis=0)
         return lfilter([1.0], [1.0, -self.decay], moved, axis=0)
 
     def variances(self, coefficients: np.ndarray, rounds: int) -> np.ndarray:
-        """Squared row norms of A C^-1 for a lower-triangular Toeplitz C: variance of each output,
-        [T].
+        """Variance of each output, [T]: the squared row norms of A C^-1 for a lower-triangular
+        Toeplitz C.
         """
         return np.cumsum(lfilter([1.0], coefficients, self.column(rounds)) ** 2)
 
@@ -68,7 +69,7 @@ PREFIX = Workload()
 
 
 def as_workload(workload: str | Workload) -> Workload:
-    """A workload by name ("prefix"), or the object itself.
+    """The workload of the name "prefix", or a given `Workload` itself.
 
     Raises:
         ConfigError: the name is unknown.

@@ -1,6 +1,4 @@
-"""Laws of integer noise that nodes add in shares. Each law is one class, and no other code
-distinguishes laws.
-"""
+"""Distributions of the integer noise that nodes add in shares. Each distribution is one class."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ __all__ = ["LAWS", "DiscreteGaussian", "IntegerNoise", "Skellam", "get"]
 
 
 def get(name: str) -> IntegerNoise:
-    """A law by its name.
+    """The distribution with this name.
 
     Raises:
         ConfigError: the name is unknown.

@@ -1,8 +1,8 @@
-"""Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as it
-needs.
+"""Exact rejection sampling over whole vectors. Each acceptance is decided with as many digits as
+the decision needs.
 
-An event of probability exp(-g) compares a uniform number with exp(-g) in float64. If their
-difference is smaller than the error of float64, the uniform number gets more random bits, and
+To decide an event of probability exp(-g), a uniform number is compared with exp(-g) in float64. If
+their difference is smaller than the error of float64, the uniform number gets more random bits, and
 exp(-g) gets more digits. Rounding therefore adds no delta.
 """
 
@@ -23,11 +23,11 @@ _CHUNK = 1 << 18
 
 
 def rejection_sample(size: int, candidates: Callable[[int], np.ndarray]) -> np.ndarray:
-    """The first `size` draws that the rejection accepts, int64 [size].
+    """The first `size` proposals that are accepted, int64 [size].
 
     Args:
         size: number of draws.
-        candidates: function from a number of proposals to the accepted proposals.
+        candidates: function that makes a given number of proposals and returns the accepted ones.
     """
     out, filled = np.empty(size, dtype=np.int64), 0
     while filled < size:
@@ -50,7 +50,7 @@ def discrete_laplace(scale: int, count: int, rng: np.random.Generator) -> np.nda
         going = going[happens(np.ones(len(going)), lambda *_: Fraction(1), rng)]
         wholes[going] += 1
     size, negative = rest + scale * wholes, rng.integers(0, 2, len(rest), dtype=np.int64) == 1
-    # Without this, zero would be counted with both signs.
+    # Without this filter, zero would be counted with both signs.
     return np.where(negative, -size, size)[~(negative & (size == 0))]
 
 
@@ -60,12 +60,13 @@ def happens(
     rng: np.random.Generator,
     margin: float | None = None,
 ) -> np.ndarray:
-    """Exact independent events of probabilities exp(-g).
+    """Whether each of n independent events of probability exp(-g) happens, decided exactly.
 
     Args:
         exponents: g >= 0 in float64, exact enough that the error of exp(-g) is below the margin,
             [n].
-        exactly: (index, digits) -> g at this index, with an error of at most 10^-digits.
+        exactly: function from an index and a number of digits to g at this index, with an error of
+            at most 10^-digits.
         rng: stream to draw from.
         margin: largest error of exp(-g) in float64; default: `MARGIN`.
 
@@ -91,7 +92,7 @@ def is_below_exp(
 
     Args:
         leading: the leading bits.
-        exactly: digits -> g, with an error of at most 10^-digits.
+        exactly: function from a number of digits to g, with an error of at most 10^-digits.
         rng: stream of further bits.
     """
     bits, digits = _BITS, 40
@@ -105,6 +106,6 @@ def is_below_exp(
             return True
         if Fraction(leading, 2**bits) >= chance + off:
             return False
-        # The uniform number is too close to exp(-g) to decide: give both more digits.
+        # The uniform number is too close to exp(-g) to decide, so both get more digits.
         leading = (leading << 64) + int(rng.integers(0, 2**64, dtype=np.uint64))
         bits, digits = bits + 64, digits + 20

@@ -59,14 +59,14 @@ def _candidates(variance: int, count: int, rng: np.random.Generator) -> np.ndarr
 
 
 def discrete_gaussian_tau(deviation: float, parties: int) -> float:
-    """Tau of the sum of discrete Gaussians (`fedlgm.privacy.discrete_gaussian_tau`)."""
+    """Bound tau for a sum of discrete Gaussians; see `fedlgm.privacy.discrete_gaussian_tau`."""
     k = np.arange(1, int(parties))
     return 10.0 * math.fsum(np.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)))
 
 
 class DiscreteGaussian(IntegerNoise):
-    """The law of least cost. If the standard deviation is at least 4 grid units, sums of several
-    draws are discrete Gaussian to within 1e-60.
+    """The distribution with the least cost. If the standard deviation is at least 4 grid units,
+    sums of several draws are discrete Gaussian to within 1e-60.
 
     Example:
         >>> DiscreteGaussian().variance(100.0, 7)
@@ -77,19 +77,19 @@ class DiscreteGaussian(IntegerNoise):
     least_deviation = 4
 
     def variance(self, wanted: float, parties: int) -> int:
-        """An equal share."""
+        """An equal share of the wanted variance, rounded up."""
         return math.ceil(wanted / parties)
 
     def draw(self, variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """`discrete_gaussian`."""
+        """One party's noise, drawn by `discrete_gaussian`."""
         return discrete_gaussian(variance, size, rng)
 
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """Event of concentrated differential privacy 1 / (2 multiplier^2).
+        """Event of zero-concentrated differential privacy with rho = 1 / (2 multiplier^2).
 
-        By Kairouz, Liu and Steinke 2021, Proposition 14, the cost is (moved + sqrt(d) tau)^2 / 2.
-        If a party's noise has at least 4 grid units, tau is below 1e-60. This is less than the
-        rounding of the figures.
+        By Kairouz, Liu and Steinke 2021, Proposition 14, rho is (1 / multiplier + sqrt(d) tau)^2 /
+        2 for d coordinates. If the standard deviation of a party's noise is at least 4 grid units,
+        tau is below 1e-60, which is less than the rounding error of rho.
         """
         from dp_accounting import dp_event
 
@@ -108,7 +108,7 @@ class DiscreteGaussian(IntegerNoise):
         """Bounds by Kairouz, Liu and Steinke 2021, Proposition 14; `deviation` is the deviation of
         each party's noise.
         """
-        # The sum has variance n sigma^2; tau bounds how far its law is from one discrete Gaussian.
+        # The sum has variance n sigma^2; tau bounds its distance from one discrete Gaussian.
         total, tau = math.sqrt(parties) * deviation, discrete_gaussian_tau(deviation, parties)
         moved = l2 / total
         return np.minimum.reduce(

@@ -1,4 +1,4 @@
-"""Interface of a law of integer noise."""
+"""Interface of a distribution of integer noise."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from fedlgm import privacy
 
 
 class IntegerNoise(ABC):
-    """A symmetric law on the integers from which nodes draw their shares of the noise.
+    """A symmetric distribution on the integers, from which nodes draw their shares of the noise.
 
-    A new law is a subclass in its own file, listed in `fedlgm.noise.integer_noise.LAWS`.
+    A new distribution is a subclass in a separate file, and is listed in
+    `fedlgm.noise.integer_noise.LAWS`.
 
     Attributes:
-        name: name of the law in recipes and in `distributed_epsilon`.
-        words: name of the law in a guarantee's sentence. Empty for the default law, because the
-            noise is keyed by the plan's text.
+        name: name of the distribution in recipes and in `distributed_epsilon`.
+        words: name of the distribution in a guarantee's sentence. It is empty for the default
+            distribution, so that the plan's text, by which noise is keyed, stays the same.
         least_deviation: least standard deviation of a node's noise, in grid units, for which the
             bounds are stated.
     """
@@ -42,11 +43,11 @@ class IntegerNoise(ABC):
 
     @abstractmethod
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """Cost of one sum in which each party's noise has the variance that `variance` returns.
+        """Event of one sum in which each party's noise has the variance that `variance` returns.
 
         Args:
             multiplier: std of the wanted Gaussian noise divided by the largest l2 change of the sum
-                by a neighbouring data set.
+                between neighbouring data sets.
         """
 
     @abstractmethod
@@ -64,13 +65,13 @@ class IntegerNoise(ABC):
         (see `privacy.distributed_epsilon`).
 
         Args:
-            orders: above 1, [n].
+            orders: Renyi orders above 1, [n].
             deviation: see `privacy.distributed_epsilon`.
             parties: see `privacy.distributed_epsilon`.
-            l2: largest l2 change of the integer sum by a neighbouring data set.
+            l2: largest l2 distance between the integer sums of neighbouring data sets.
             l1: largest l1 change of the sum.
-            dimension: coordinates of the sum.
+            dimension: number of coordinates of the sum.
 
         Returns:
-            [n].
+            The bound at each order, [n].
         """

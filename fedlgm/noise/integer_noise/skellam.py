@@ -16,8 +16,9 @@ from fedlgm.noise.integer_noise.law import IntegerNoise
 
 _LARGEST = 2**64
 _MARGIN = 2.0**-38
-"""Margin of an acceptance, far above the error of `_exponents`. About one acceptance in 10^11 needs
-more digits."""
+"""Margin of an acceptance, far above the float64 error of the exponents in `_candidates`. About one
+acceptance in 10^11 needs more digits.
+"""
 _SLACK = 4
 """Difference, in squared grid units, between the variances of Skellam noise and of Gaussian noise
 of the same cost."""
@@ -37,7 +38,7 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Independent draws, each the difference of two Poisson variables of mean variance / 2.
 
     Args:
-        variance: an even number in [2, 2^64].
+        variance: variance of a draw, an even number in [2, 2^64].
         size: number of draws.
         rng: stream to draw from.
 
@@ -64,11 +65,11 @@ def skellam(variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Accepted of `count` proposals: a Poisson variable less its mean.
+    """The accepted values among `count` proposals for a Poisson variable minus its mean.
 
-    Proposals x are discrete Laplace of scale s = floor(sqrt(mean)) + 1. With h(x) = ln p(mean) - ln
-    p(mean + x) the acceptance is exp(-g), g = h(x) - |x| / s + C, which needs C >= |x| / s - h(x)
-    everywhere:
+    Proposals x are discrete Laplace of scale s = floor(sqrt(mean)) + 1. Let p be the Poisson
+    probabilities and h(x) = ln p(mean) - ln p(mean + x). The acceptance probability is exp(-g) with
+    g = h(x) - |x| / s + C, which needs C >= |x| / s - h(x) everywhere:
 
     * x > 0: h(x) = sum_{i <= x} ln(1 + i / mean) >= mean phi(x / mean), phi(u) = (1 + u) ln(1 + u)
       - u, whose conjugate gives mean (exp(1 / s) - 1 - 1 / s) <= mean / (2 s^2) + mean / (4 s^3);
@@ -95,8 +96,8 @@ def _candidates(mean: int, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _log_ratios(mean: int, x: np.ndarray) -> np.ndarray:
-    """h(x) = ln(p(mean) / p(mean + x)) of the Poisson law in float64, without cancellation (Loader
-    2000).
+    """The log ratio h(x) = ln(p(mean) / p(mean + x)) of Poisson probabilities in float64, computed
+    without cancellation (Loader 2000).
     """
     middle, k = float(mean), mean + x.astype(np.float64)
     # With m the mean, ln(k / m) = 2 atanh(v), so
@@ -126,7 +127,7 @@ def _stirling(k: np.ndarray) -> np.ndarray:
 
 
 def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
-    """h(x), with an error of at most 10^-digits."""
+    """The log ratio h(x) with an error of at most 10^-digits."""
     import mpmath
 
     with mpmath.workdps(digits + 40):  # the terms have up to 25 digits before the point
@@ -136,12 +137,12 @@ def _log_ratio(mean: int, x: int, digits: int) -> Fraction:
 
 
 class Skellam(IntegerNoise):
-    """The law of Skellam noise. The sum of any number of parties' Skellam noise is exactly Skellam
-    noise.
+    """Skellam noise. The sum of the noise of any number of parties is exactly Skellam noise.
 
     For noise of variance mu in the sum, Agarwal, Kairouz and Liu 2021 bound the divergence of every
-    whole order a >= 2 by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu). As d1 <= d2^2 for
-    integers, noise of variance mu = v + 4 costs at most as much as Gaussian noise of variance v.
+    whole order a >= 2 by a d2^2 / (2 mu) (1 + (1 + 1.5 d1 / d2^2) / mu), where d1 and d2 are the l1
+    and l2 norms of the change of the sum. As d1 <= d2^2 for integers, noise of variance mu = v + 4
+    costs at most as much as Gaussian noise of variance v.
 
     Example:
         >>> Skellam().variance(100.0, 7)
@@ -151,19 +152,19 @@ class Skellam(IntegerNoise):
     name = "skellam"
     words = ", by Skellam noise"
     least_deviation = (
-        32  # from here on nine deviations are as rare as under a normal law, to a third
+        32  # then values beyond nine deviations are as rare as normal ones, to within a third
     )
 
     def variance(self, wanted: float, parties: int) -> int:
-        """An equal share of the variance and of the additional variance, as an even number."""
+        """An equal share of the wanted variance plus `_SLACK`, rounded up to an even number."""
         return 2 * math.ceil((wanted + _SLACK) / (2 * parties))
 
     def draw(self, variance: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """`skellam`."""
+        """One party's noise, drawn by `skellam`."""
         return skellam(variance, size, rng)
 
     def event(self, multiplier: float) -> privacy.DpEvent:
-        """The event of Gaussian noise at whole orders. A fractional order costs as much as the next
+        """The event of Gaussian noise at whole orders. A fractional order is charged at the next
         whole order.
         """
         from fedlgm.privacy.events import WholeOrdersDpEvent
