@@ -168,9 +168,9 @@ class NoisedInShares(NoisedByClients):
         """The Gaussian multiplier if it meets the budget, otherwise a slightly larger multiplier
         that does, to a relative accuracy of 1e-6.
         """
-        if within(gaussian):
-            return gaussian
-        low, high = gaussian, 2 * gaussian
+        low = high = gaussian
+        while not within(high):
+            high *= 2
         while high > low * _TOLERANCE:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if within(middle) else (middle, high)

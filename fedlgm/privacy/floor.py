@@ -13,7 +13,8 @@ from fedlgm.privacy.events import RENYI_ONLY, decode, encode, gaussian_event
 
 def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_event.DpEvent:
     """The given event if it costs at least as much as the Gaussian release; otherwise an event of
-    the same kind with so little noise that it does.
+    the same kind with so little noise that it does. An event without a noise multiplier is composed
+    with the Gaussian release instead.
 
     Args:
         event: cost of a release.
@@ -38,6 +39,8 @@ def at_least(event: dp_event.DpEvent, multiplier: float, delta: float) -> dp_eve
     while "event" in inner:
         inner = inner["event"]
     while composed_epsilon([(event, 1)], delta) < floor:  # less noise never costs less
+        if "noise_multiplier" not in inner:
+            return dp_event.ComposedDpEvent([event, least])
         inner["noise_multiplier"] = min(0.8 * inner["noise_multiplier"], 1e3 * multiplier)
         event = decode(record)
     return event

@@ -206,9 +206,10 @@ class Guarantee:
             >>> Guarantee("proven", "bounded, then noised").conditional_on("rows are public").status
             'conditional'
         """
-        if self.status == "none" or condition in self.reason:
+        if self.status == "none":
             return self
-        return replace(self, status="conditional", reason=f"{self.reason}; {condition}")
+        added = "" if condition in self.reason else f"; {condition}"
+        return replace(self, status="conditional", reason=self.reason + added)
 
     def to_dict(self) -> dict[str, str]:
         """JSON form."""

@@ -179,8 +179,11 @@ class RunFolder:
         with Ledger(self.ledger_file) as ledger:
             # Rows are read before the ledger, because another process may be at work.
             released = self._last_released_round()
-            contiguous = not recipe.noised_by.uploads_released
-            ledger.verify(self.anchors(), owner=self.owner(), contiguous=contiguous)
+            ledger.verify(
+                self.anchors(),
+                owner=self.owner(),
+                contiguous=not recipe.noised_by.uploads_released,
+            )
             if result is not None:
                 self._check_result(result, recipe, ledger)
             if released > ledger.rounds():

@@ -184,11 +184,11 @@ class Skellam(IntegerNoise):
         """Bounds by Agarwal, Kairouz and Liu 2021, Corollary 3.6; `deviation` is the deviation of
         the whole sum's noise.
 
-        The corollary is proven for whole orders. The same expression is used at fractional orders.
-        There, too, the exact divergences of small cases lie below the expression
-        (`tests/fedlgm/privacy/test_distributed.py`).
+        The corollary is proven for whole orders. A fractional order gets the bound of the next
+        whole order, because divergences do not fall with the order.
         """
         # a d2^2 / (2 mu) + min(((2 a - 1) d2^2 + 6 d1) / (4 mu^2), 3 d1 / (2 mu)), for order a.
+        orders = np.ceil(orders)
         variance = deviation**2
         rest = np.minimum(
             ((2 * orders - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -344,6 +345,12 @@ def test_a_second_condition_is_stated_too() -> None:
     second = first.conditional_on("rows are public")
     assert second.reason.endswith("rows are public")
     assert in_a_run(second, facts, "gaussian") == second == second.conditional_on("rows are public")
+
+
+def test_a_guarantee_whose_reason_names_the_condition_is_conditional_too() -> None:
+    """A mechanism words its own reason, which must not decide about the status."""
+    stated = Guarantee("proven", "rows are public, then noised")
+    assert stated.conditional_on("rows are public") == replace(stated, status="conditional")
 
 
 def test_weak_references_of_pytorch_are_no_condition() -> None:

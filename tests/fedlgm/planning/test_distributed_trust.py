@@ -261,3 +261,9 @@ def test_other_settings_keep_their_texts():
         "shares"
         not in RunFacts(1.0, Sampling("poisson", 10, 0.5), training=LocalTraining()).to_dict()
     )
+
+
+def test_a_law_that_costs_more_than_twice_the_multiplier_gets_the_noise_that_it_needs():
+    noised_by = facts_of(shares=Shares(7, 1, "skellam")).noised_by
+    assert noised_by.calibrate(1.0, lambda multiplier: multiplier >= 5.0) == pytest.approx(5.0)
+    assert noised_by.calibrate(1.0, lambda multiplier: True) == 1.0

@@ -10,7 +10,13 @@ from scipy import special
 
 from fedlgm.errors import ConfigError
 from fedlgm.noise import integer_noise
-from fedlgm.privacy import discrete_gaussian_tau, distributed_epsilon, gaussian_epsilon
+from fedlgm.privacy import (
+    composed_epsilon,
+    discrete_gaussian_tau,
+    distributed_epsilon,
+    gaussian_epsilon,
+)
+from fedlgm.privacy.events import WholeOrdersDpEvent
 
 SETTING = {"parties": 100, "sensitivity": 60.0, "dimension": 26_010, "delta": 1e-5}
 
@@ -55,10 +61,10 @@ def test_the_exact_log_ratio_lies_below_the_distance(deviation, parties, exact):
         ("discrete-gaussian", 6, 100, 96.1163),
         ("discrete-gaussian", 3, 1, 10.7255),
         ("discrete-gaussian", 3, 100, 294.8613),
-        ("skellam", 60, 1, 4.7296),
-        ("skellam", 60, 100, 96.1719),
-        ("skellam", 30, 1, 10.7384),
-        ("skellam", 30, 100, 295.6835),
+        ("skellam", 60, 1, 4.7538),
+        ("skellam", 60, 100, 110.1891),
+        ("skellam", 30, 1, 10.8139),
+        ("skellam", 30, 100, 411.1266),
     ],
 )
 def test_epsilon_against_the_server(noise, deviation, rounds, epsilon):
@@ -69,9 +75,9 @@ def test_epsilon_against_the_server(noise, deviation, rounds, epsilon):
 
 
 @pytest.mark.parametrize("variance", [4, 64, 2048])
-def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(variance):
-    """The corollary is proven for whole orders; exact divergences of one coordinate are summed
-    here."""
+def test_skellam_divergences_lie_below_the_bound(variance):
+    """Exact divergences of one coordinate are summed here. The corollary is proven for whole
+    orders, so a fractional order has the bound of the next whole order."""
     orders = np.array([1.1, 1.5, 2.0, 2.5, 3.3, 5.5, 8.7])
     for moved in {1, 2, 5, math.isqrt(variance), 2 * math.isqrt(variance)}:
         x = np.arange(-45 * math.isqrt(variance) - 400, 45 * math.isqrt(variance) + 400)
@@ -88,6 +94,8 @@ def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(varian
             "dimension": 1,
         }
         bound = integer_noise.get("skellam").divergences(orders, **law)
+        whole = integer_noise.get("skellam").divergences(np.ceil(orders), **law)
+        assert (bound == whole).all()
         assert (exact <= bound).all()
         assert exact[2] > bound[2] * (1 - 4 / math.sqrt(variance)), (
             "the bound is near enough to be tested"
@@ -95,13 +103,14 @@ def test_skellam_divergences_lie_below_the_bound_between_whole_orders_too(varian
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), [(1, 4.7285), (100, 96.1163)])
-def test_on_a_fine_grid_both_laws_cost_the_same(rounds, epsilon):
+def test_on_a_fine_grid_both_laws_cost_the_same_at_whole_orders(rounds, epsilon):
     fine = SETTING | {"sensitivity": 2000.0, "rounds": rounds}
-    both = (
-        distributed_epsilon("discrete-gaussian", deviation=200, **fine),
-        distributed_epsilon("skellam", deviation=2000, **fine),
-    )
-    assert [round(value, 4) for value in both] == [epsilon, epsilon]
+    gaussian = distributed_epsilon("discrete-gaussian", deviation=200, **fine)
+    assert gaussian == pytest.approx(epsilon, abs=5e-5)
+    skellam = distributed_epsilon("skellam", deviation=2000, **fine)
+    whole = composed_epsilon([(WholeOrdersDpEvent(0.5), rounds)], 1e-5, "rdp")
+    assert skellam == pytest.approx(whole, rel=1e-6)
+    assert skellam > gaussian
 
 
 def test_more_noise_and_more_honest_parties_cost_less():
