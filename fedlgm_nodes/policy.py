@@ -274,7 +274,9 @@ class Allow(_Section):
             Refusal: the requested value is not listed, although the policy lists values of the
                 option or the mechanism is not bundled.
         """
-        if mechanism not in self.options and not is_reference(mechanism):
+        from fedlgm import mechanisms
+
+        if mechanism not in self.options and not mechanisms.is_own(mechanism):
             return
         listed = self.options.get(mechanism, {})
         for option, value in options.items():

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_reference, load_object
+from fedlgm.extension.loader import is_reference, load_object, package_of
 from fedlgm.extension.registration import registers
 from fedlgm.extension.registry import Registry
 from fedlgm.mechanisms import group_noise
@@ -174,6 +174,17 @@ def unit_of(name: str) -> Unit:
     return _kind(name, "sound").unit
 
 
+def is_own(name: str) -> bool:
+    """Whether a name in a recipe stands for a user's mechanism, which may be registered, referred to
+    as "package.module:name", or an object.
+
+    Example:
+        >>> is_own("gaussian"), is_own("mine:Mechanism")
+        (False, True)
+    """
+    return name not in names(None) or package_of(_kind(name, "sound")) != "fedlgm"
+
+
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
     """Option names of `get(name, ...)` except `variant`, for one variant or for all variants.
 
@@ -256,6 +267,7 @@ __all__ = [
     "UsesPrivateUpdates",
     "gaussian_inid",
     "get",
+    "is_own",
     "is_private",
     "laplace_inid",
     "names",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from fedlgm import mechanisms
 from fedlgm.errors import ConfigError
-from fedlgm.extension.loader import is_object, is_reference
 from simulations.config.unit import Settings
+from strategies import server_optimizer
 
 STEPS = ("sgd", "momentum")
 """Server optimizers whose step is plain vector arithmetic, which a verifier repeats bit for bit."""
@@ -20,7 +21,7 @@ def server_step_of(recipe: Settings) -> tuple[str, float, float]:
     """
     federation, training = recipe.federation, recipe.training
     named = federation.server_optimizer
-    if recipe.protects.counts_examples(recipe) and not (is_reference(named) or is_object(named)):
+    if recipe.protects.counts_examples(recipe) and not server_optimizer.is_own(named):
         plain = "momentum" if training.momentum else "sgd"
         return (
             plain if training.optimizer == "sgd" else training.optimizer,
@@ -57,7 +58,7 @@ def _reasons(recipe: Settings) -> list[tuple[bool, str]]:
     run, mechanism, step = recipe.run, recipe.mechanism.name, server_step_of(recipe)[0]
     return [
         (
-            is_reference(mechanism) or is_object(mechanism),
+            mechanisms.is_own(mechanism),
             (
                 "nobody can see from the plans of your own mechanism whether it read private data: use "
                 "one of the library's mechanisms"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
+from fedlgm import mechanisms
 from fedlgm.data.class_names import default_names
 from fedlgm.errors import ConfigError, LedgerError, RunError
 from fedlgm.files import Under, close_folder, disk_errors, open_private, path_of
@@ -35,7 +36,7 @@ from simulations.runs.checkpoints import Checkpoint, Checkpoints
 from simulations.runs.diverged_file import DivergedFile
 from simulations.runs.key_file import KeyFile, name_of
 from simulations.runs.noise_file import NoiseFile
-from simulations.runs.protection import guarantee_of, is_own, settled_multiplier
+from simulations.runs.protection import guarantee_of, settled_multiplier
 from simulations.runs.provenance_file import ProvenanceFile
 from simulations.runs.row_file import RowFile
 from simulations.runs.rows import CanaryRow, FullRow, PrivateRow, RoundRow, RunSummary
@@ -243,7 +244,7 @@ class RunFolder:
         """
         recipe = self.recipe()
         first, multiplier = _first(ledger), self._multiplier(ledger)
-        if not is_own(recipe):
+        if not mechanisms.is_own(recipe.mechanism.name):
             amplified = first is None or Cost.of(first.event).rate < 1
             return guarantee_of(
                 recipe, self.provenance.layers(), amplified=amplified, multiplier=multiplier
@@ -272,8 +273,11 @@ class RunFolder:
 
     def anchors(self) -> list[Head]:
         """Heads of the ledger that checkpoints and the result hold."""
-        texts = [*self.checkpoints.heads(), str((self.result() or {}).get("ledger_head") or "")]
-        return [Head.parse(text) for text in texts if text]
+        return [
+            Head.parse(head)
+            for head in (*self.checkpoints.heads(), (self.result() or {}).get("ledger_head"))
+            if head
+        ]
 
     def writing(self) -> AbstractContextManager[None]:
         """The context of every block that writes the run's files. It raises DiskError if the system

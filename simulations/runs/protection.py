@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fedlgm import mechanisms
 from fedlgm.errors import LedgerError
-from fedlgm.extension.loader import is_object, is_reference
 from fedlgm.mechanisms.method import Method
 from fedlgm.planning import charging
 from fedlgm.planning.layers import LayerTable
@@ -23,13 +23,6 @@ from fedlgm.privacy.cost import Cost
 from fedlgm.privacy.guarantee import Guarantee
 from simulations.config.facts import facts_of
 from simulations.config.recipe import Recipe
-
-
-def is_own(recipe: Recipe) -> bool:
-    """Whether the mechanism is a user's own. The plans of such a mechanism state its guarantee, and
-    the ledger's rows keep it.
-    """
-    return is_object(recipe.mechanism.name) or is_reference(recipe.mechanism.name)
 
 
 def guarantee_of(
@@ -108,7 +101,7 @@ def _charged_multiplier(
         return None
     if facts.shares is not None:
         level = 1.0  # for every round and mechanism; only runs with shares have a second epsilon
-    elif is_own(recipe):
+    elif mechanisms.is_own(recipe.mechanism.name):
         return None
     else:
         layers = LayerTable.from_sizes(dict(sizes()))

@@ -12,6 +12,7 @@ from statistics import median_high
 
 from flwr.serverapp import Grid
 
+from fedlgm import mechanisms
 from fedlgm.errors import DivergedError, Notice
 from fedlgm.files import PRIVATE
 from fedlgm.noise.release import ReleaseObserver
@@ -23,7 +24,6 @@ from simulations.runs import strict_json
 from simulations.runs.checkpoints import model_digest
 from simulations.runs.folder import RunFolder
 from simulations.runs.frozen import FrozenBase
-from simulations.runs.protection import is_own
 from simulations.runs.recorder import Recorder
 from simulations.runs.rows import FullRow, OnRound, RunSummary
 from simulations.runs.start import Start, redraw, resume, warn_of_cost
@@ -139,7 +139,7 @@ def _run(
         observer,
         start.noise,
         start.redrawn,
-        is_own(recipe),
+        mechanisms.is_own(recipe.mechanism.name),
         tools.release_log(assembly, folder, ledger) if recipe.run.keep_releases else None,
     )
     strategy = strategy_class(assembly.model.mechanism)(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
+from fedlgm import allocation, mechanisms
 from fedlgm.errors import ConfigError
 from simulations.config import recipe as recipes
 from simulations.config.kept_releases import server_step_of
@@ -38,6 +41,20 @@ REFUSED = {
 def test_a_recipe_that_could_not_be_certified_is_refused(message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         recipes.load("digits", [*SMALL, *REFUSED[message]])
+
+
+def test_a_registered_mechanism_of_a_user_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Mine(mechanisms.FlatGaussian):
+        __module__ = "mypkg.mechanisms"
+
+    registered = dict(allocation.MECHANISMS.items())
+    monkeypatch.setattr(allocation.MECHANISMS, "_items", registered)
+    mechanisms.register("registered-mine", Mine)
+    assert mechanisms.is_own("registered-mine")
+    assert not any(map(mechanisms.is_own, set(mechanisms.names(None)) - {"registered-mine"}))
+    with pytest.raises(ConfigError, match=r"run.keep_releases: nobody can see"):
+        recipes.load("digits", [*SMALL, "mechanism.name=registered-mine"])
 
 
 def test_the_text_of_other_recipes_stays_as_it_was() -> None:
