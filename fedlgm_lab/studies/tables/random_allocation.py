@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas
 
+from fedlgm.errors import ConfigError
 from fedlgm_lab.studies.tables.maker import Maker, Pages
 from fedlgm_lab.studies.tables.pages import spread, table
 from fedlgm_lab.studies.tables.runs import cells, measure_cells, settings
@@ -28,10 +29,23 @@ _SCALES = {
 
 
 def hospitals(folder: Path) -> dict[str, Any]:
-    """Rows of the four hospitals; every fifth row of each is a test row."""
+    """Rows of the four hospitals in the order of their files; every fifth row is a test row.
+
+    Raises:
+        ConfigError: the folder lacks the files, or a file has no header.
+    """
     rows, targets, owners = [], [], []
-    for number, file in enumerate(sorted(folder.glob("processed.*.data"))):
+    files = sorted(folder.glob("processed.*.data"))
+    if not files:
+        raise ConfigError(f"--set heart={folder}: the folder has no files processed.*.data")
+    for number, file in enumerate(files):
         frame = pandas.read_csv(file, na_values="?", encoding="utf-8-sig")
+        missing = [name for name in (*_SCALES, "target") if name not in frame]
+        if missing:
+            raise ConfigError(
+                f"{file} has no column {missing[0]!r}: its first line must name the columns, as in "
+                f"{','.join(_SCALES)},...,target"
+            )
         # a copy of the file that codes some columns differently
         if "cleveland" in file.name and frame["cp"].min() == 0:
             frame = frame.assign(
