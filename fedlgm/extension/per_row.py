@@ -1,6 +1,4 @@
-"""Users' functions of rows. They are called with one row at a time, so that no row can change
-another row's value.
-"""
+"""Calls of users' functions with one row at a time, so that no row affects another row's value."""
 
 from __future__ import annotations
 

@@ -174,8 +174,7 @@ class Restored:
         return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
 
     def check(self) -> None:
-        """Refuse a change of the functions and classes that all copies share (see `Watched.check`).
-        """
+        """Refuse a change of functions and classes that all copies share (see `Watched.check`)."""
         self._watched.check()
 
     def restore(self) -> bool:
