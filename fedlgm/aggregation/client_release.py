@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     """A server's request to a block of clients.
 
     Attributes:
-        plan: bounds and noise of the contributions.
+        plan: the plan, which sets the bounds and the noise of the contributions.
         model: the global model [D].
         round: number of the round, from 1.
         clients: numbers of the clients, in the order in which their contributions are summed.

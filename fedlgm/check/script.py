@@ -273,7 +273,7 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
             run |= {_ALIASES.get(key, key): value for key, value in words.items()}
             given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
             if words.get("num_microbatches") is None and given == ("num_microbatches" in words):
-                run["clipping"] = "unit"  # the default: one microbatch for each example
+                run["clipping"] = "unit"  # by default, each example is a microbatch
         elif kind == "fit":
             words = _read(source, call, ("epochs", "batch_size"), reading)
             run |= words

@@ -170,7 +170,7 @@ class Settings:
                 kind: Callable[[Any], float] = int if field.name in _WHOLE else float
                 object.__setattr__(self, field.name, kind(value))
         self._check_together()
-        if self.rate == 1:  # every unit is in every step, whatever the sampler is called
+        if self.rate == 1:  # every unit takes part in every step, whatever the sampler is called
             object.__setattr__(self, "sampler", "all")
             if self.accounted_as and self.as_accounted().rate == 1:
                 object.__setattr__(self, "accounted_as", "none")

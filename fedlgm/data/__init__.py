@@ -371,7 +371,7 @@ def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
     mapping unchanged.
     """
     if not hasattr(data, "push_to_hub") or "test" not in data:
-        return data  # without a test part, `load` names the part that may be it
+        return data  # `load` then says which part may be the test part
     return {part: data[part] for part in ("train", "test") if part in data}
 
 

@@ -33,7 +33,7 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
         alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range.
@@ -63,7 +63,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
             corresponds to alpha = K a.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if alpha is out of range.
@@ -107,7 +107,7 @@ def isolation(
         private_class: the class to hide; by default the largest label.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if there are fewer than two clients or no sample of the private class.
@@ -150,7 +150,8 @@ def isolation_i(
             classes.
 
     Returns:
-        Owner of each sample; samples beyond the equal shares belong to no client.
+        The number of the client that gets each sample, int64 [n], or -1 for samples beyond the
+            equal shares.
 
     Raises:
         ConfigError: if an option is out of range or there are too few samples.
@@ -160,7 +161,7 @@ def isolation_i(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    public = labels_per_client - 1  # number of public labels of each client, also of the last
+    public = labels_per_client - 1  # number of public labels of each client, including the last
     if public > len(members):
         raise ConfigError(
             f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the "
@@ -215,7 +216,7 @@ def isolation_ii(
         alpha: concentration of both divisions, > 0.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range.
@@ -243,7 +244,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
         users: user of each sample, int [n], such as `DataSet.train_user`.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if `users` does not match the labels or there are fewer users than clients.

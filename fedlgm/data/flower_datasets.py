@@ -50,7 +50,7 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
         alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range or there are too many clients.
@@ -99,7 +99,7 @@ def _read_back(
     """
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this library's messages report retries and unused classes
+        warnings.simplefilter("ignore")  # such as notes about retries and unused classes
         for client in range(partitioner.num_partitions):
             owner[rows(partitioner.load_partition(client))] = client
     return owner
@@ -154,7 +154,7 @@ def by_partitioner(
             ("label") and `seed`, they are added.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: the partitioner refuses its options or the data, or returns the wrong number of

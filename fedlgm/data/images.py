@@ -331,7 +331,7 @@ def _words_of(path: Path, attribute: str) -> dict[str, str]:
         del rows[0]  # CelebA's first line is the number of images
     header = rows.pop(0) if rows else []
     if comma:
-        header = header[1:]  # the column of file names has a header, too
+        header = header[1:]  # without the header of the column of file names
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header) + 1), None)
     if not rows or wrong is not None:
         what = (

@@ -325,7 +325,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
         frame = _read(path, names)
-    except (OSError, EOFError, ValueError) as error:  # including exceptions of pandas and pyarrow
+    except (OSError, EOFError, ValueError) as error:  # these include errors of pandas and pyarrow
         what = f"data.{key}: {str(path)!r} cannot be read"
         raise DataError(explain_failure(what, error)) from error
     if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):

@@ -62,7 +62,7 @@ def class_numbers(
         refuse_masked(pair[1], f"{part} targets")
         if isinstance(pair[1], torch.Tensor):
             continue
-        with suppress(ValueError):  # the rows are unequal, which `as_numbers` reports
+        with suppress(ValueError):  # unequal lengths of rows, which `as_numbers` reports
             targets[part] = y = np.asarray(pair[1])
             if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.reshape(-1)):
                 raise DataError(

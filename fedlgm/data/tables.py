@@ -432,9 +432,9 @@ def _of_tokens(
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # If the model gets token types, it also gets a mask, because the mask comes before the token
-    # types; for a table without a mask, the mask is 1 for all tokens. Whether there is a mask must
-    # not depend on the lengths of private rows.
+    # If the model gets token types, it also gets a mask, because the mask is the input before the
+    # token types. For a table without a mask, the mask is 1 for all tokens. Whether there is a mask
+    # must not depend on the lengths of private rows.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = (
         length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])

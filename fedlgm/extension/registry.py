@@ -137,5 +137,5 @@ def _place(item: Any) -> Any:
         return {key: _place(value) for key, value in item.items()}
     if is_dataclass(item) and not isinstance(item, type):
         return [_place(getattr(item, field.name)) for field in fields(item)]
-    name = getattr(item, "__qualname__", "<")  # "<lambda>" and "<locals>" tell no objects apart
+    name = getattr(item, "__qualname__", "<")  # "<lambda>" and "<locals>" do not identify an object
     return item if "<" in name else (module_of(item), name)

@@ -54,7 +54,7 @@ def fresh(part: T) -> T:
         return part
     try:
         return copy.deepcopy(part)
-    except Exception:  # a user's object may raise anything; `shared_state` says so
+    except Exception:  # any exception of a user's object; `shared_state` reports it
         return part
 
 

@@ -444,7 +444,7 @@ def _why(item: Reached, unseen: bool) -> str | None:
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
     if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
-        return f"{path} is a weak reference"  # the rest are PyTorch's, to parameters and hooks
+        return f"{path} is a weak reference"  # PyTorch has such references to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):

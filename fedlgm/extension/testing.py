@@ -133,7 +133,7 @@ def check_mechanism(
     for transcript in _transcripts(method):
         plan = _pure_plan(method, transcript, copy.deepcopy(unused))
         if not plan.protected:
-            continue  # an unprotected plan claims nothing
+            continue  # an unprotected plan makes no promise
         if isinstance(mechanism, BoundsExamples):
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)

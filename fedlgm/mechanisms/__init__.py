@@ -231,7 +231,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     kind = variants[variant]
     if isinstance(kind, str):
         kind = load_object(kind, what="mechanism")
-    # an allocation rule, which `allocation.shares` finds by the same reference
+    # the object is an allocation rule, which `allocation.shares` finds by the same reference
     if inspect.isfunction(kind):
         kind = LayerwiseGaussian
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):

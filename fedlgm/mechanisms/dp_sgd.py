@@ -154,8 +154,8 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
 
 def check_batch_is_seen(name: str, facts: RunFacts) -> None:
-    """Refuse runs in which clients add the noise, for a variant that plans every step from its
-    batch.
+    """Refuse a variant that plans every step from its batch if clients add the noise to their
+    steps.
 
     Raises:
         ConfigError: the facts have `steps`, so clients add the noise.

@@ -161,7 +161,7 @@ def calibrate_laplace(
     have l1 bounds C_m and noise scales b_m, its multiplier is the reciprocal of sum_m C_m / b_m.
     This sum is the pure-DP epsilon of the release under add-or-remove-one (replace-one doubles the
     bounds). With delta = 0 the releases are epsilon-DP by basic composition of their amplified
-    costs, without an accountant. With delta > 0 the accountant composes them (see
+    costs, without an accountant. With delta > 0, the accountant composes the releases (see
     `privacy.events.laplace_event`).
 
     Args:

@@ -52,7 +52,7 @@ def gaussian_inid(
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in (0, 1).
+        delta: delta of the guarantee, in (0, 1).
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
         weights: positive weights of the coordinates' errors, shape of the scales; all one by
@@ -83,7 +83,7 @@ def laplace_inid(
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in [0, 1); 0 for pure epsilon-DP.
+        delta: delta of the guarantee, in [0, 1); 0 for pure epsilon-DP.
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
         weights: positive weights of the coordinates' errors, shape of the scales; all one by
@@ -117,7 +117,7 @@ def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -
 
     Args:
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in [0, 1).
+        delta: delta of the guarantee, in [0, 1).
         tight: whether to use the tighter bound instead of the paper's.
 
     Returns:
@@ -174,12 +174,12 @@ def noise_scales(
     if rule == "spr":
         # Each of the n coordinates that can change spends budget^q / n.
         return runs.values * (root(runs.counts[runs.values > 0].sum()) / budget)
-    # sigma_i^(p + q) proportional to lambda_i^q / w_i, with q = 2 (Gaussian) or 1 (Laplace).
+    # sigma_i^(p + q) is proportional to lambda_i^q / w_i, with q = 2 (Gaussian) or 1 (Laplace).
     shape: Array = relative ** (order / (p + order)) * weight ** (-1 / (p + order))
     total = float(
         runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order)))
     )
-    # Scaled so that sum_i (lambda_i / sigma_i)^q equals budget^q.
+    # The scales are normalised so that sum_i (lambda_i / sigma_i)^q equals budget^q.
     return shape * (float(runs.values.max()) * root(total) / budget)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 
-_CHUNK = 1 << 16  # size of a piece in float64 that stays in the cache
+_CHUNK = 1 << 16  # size of a piece that fits into the cache as float64
 _SERIES = 0.05  # below this |x| the series of e^-x - 1 + x is exact to double precision
 _LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then not small
 

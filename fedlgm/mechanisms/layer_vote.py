@@ -69,7 +69,7 @@ class VotedLayers(Bounded):
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Make the round's plan. The second round's plan depends on the released vote; later plans
+        """Make the round's plan. The plan after the vote depends on the released vote; later plans
         release the same layers as the plan before.
         """
         guarantee = Guarantee("proven", _PROVEN)

@@ -121,7 +121,7 @@ def check_risk(
     if rates.shape != (layers,):
         raise ConfigError(f"{rates.size} error rates for {layers} layers")
     if np.all(rates == 1.0):
-        return rates  # without adversaries, all layers have equal weight
+        return rates  # there are no adversaries, so all rates are equal
     if not ((rates >= 0) & (rates <= 0.5)).all():
         raise ConfigError(
             f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}"
@@ -173,8 +173,8 @@ def risk_weights(
 
     Args:
         strengths: size of each layer's gradients, [L]; negative strengths (from noise) count as 0.
-        error_rates: ER_l in [0, 0.5].
-        emphasis: r >= 1.
+        error_rates: error rate ER_l in [0, 0.5] of the membership adversary of each layer.
+        emphasis: exponent r >= 1 of the error rates.
         floor: least weight as a share of 1 / sqrt(L), in [0, 1].
 
     Raises:
@@ -249,14 +249,14 @@ def bias_minimising_weights(
     if np.linalg.norm(b[flat]) <= 1e-12 * size:
         rest = np.zeros_like(b)
         rest[~flat] = b[~flat] / (a[~flat] - least)
-        with np.errstate(over="ignore"):  # infinite is above 1
+        with np.errstate(over="ignore"):  # an infinite length is above 1
             length = float(rest @ rest)
         if length <= 1:  # the multiplier is min A itself
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest
     # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
     low, high = 0.0, size
-    # down to neighbouring floats, because the gap may be as small as their distance
+    # bisect down to neighbouring floats, because the gap may be as small as their distance
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))

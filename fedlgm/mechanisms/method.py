@@ -132,7 +132,8 @@ class Method:
         # clients
         if sampling == planned or isinstance(self.mechanism, BoundsExamples):
             return
-        # If noise is added in shares, the readers' epsilon depends on the cohorts.
+        # If each client adds a share of the noise, the epsilon towards readers depends on the
+        # cohorts.
         if facts.accounted_rate < 1 or facts.shares is not None or planned.separation is not None:
             apart = (
                 f" with {planned.separation} rounds between a client's participations"

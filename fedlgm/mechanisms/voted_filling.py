@@ -65,7 +65,7 @@ class VotedFilling(FlatGaussian):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Make the round's plan. The second round's plan depends on the released vote; later plans
+        """Make the round's plan. The plan after the vote depends on the released vote; later plans
         make the same choice as the plan before.
 
         Raises:

@@ -51,11 +51,11 @@ class ClipFactors(NamedTuple):
 
     Attributes:
         moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K]
-            float32. Not protected.
+            float32; not protected by noise.
         factors: factor by which each layer must be multiplied, [B, K] float32; 0 for a client with
-            NaN or Inf. Not protected.
-        nonfinite: number of each client's elements that count as not finite, [B] int64. Not
-            protected.
+            NaN or Inf; not protected by noise.
+        nonfinite: number of each client's elements that count as not finite, [B] int64; not
+            protected by noise.
     """
 
     moments: Tensor

@@ -142,7 +142,7 @@ def _sum_tile(
         for client in range(clients):
             factor = tl.load(factors + client * layers + layer)
             pointer = updates + tl.multiple_of(position + client * row.to(tl.int64), ALIGN)
-            # A factor of 0 reads nothing, so NaN and Inf stay out.
+            # With a factor of 0 nothing is read, so NaN and Inf cannot enter the sum.
             readable = tl.where(factor != 0, length, 0)
             if FULL:
                 values = tl.load(

@@ -158,7 +158,7 @@ def snap(values, scale):
     if values.dtype == tl.float64:
         limit = limit.to(tl.float64) * 536870912.0  # 2^29
     magnitude = tl.abs(values)
-    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are
-    # multiples already.
+    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are already
+    # multiples.
     rounded = (magnitude + limit) - limit
     return tl.where(magnitude < limit, tl.where(values < 0, -rounded, rounded), values)

@@ -85,7 +85,7 @@ def opacus_facts(
     _check_objects(source, call, reading, facts)
     if isinstance(raw, ast.Call) and {"sampler", "batch_sampler"} & set(source.arguments(raw)):
         replaced = source.words(call).get("poisson_sampling", True) is True
-        if "sampler" in facts or not replaced:  # Opacus does not put its Poisson sampler there
+        if "sampler" in facts or not replaced:  # Opacus has not put in a Poisson sampler
             why = f"Line {raw.lineno}: the loader has a sampler of its own, which was not read."
             reading.append(Verdict("conditional", why, bound=False))
     return facts

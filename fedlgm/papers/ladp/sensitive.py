@@ -28,10 +28,10 @@ class SensitiveDP(PaperBaseline):
     """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_*
     sqrt(K) S_j.
 
-    h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa =
-    1.5 allows a client's update to exceed the mean update by this factor, S_max = C / sqrt(K) and
-    S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the same: one Gaussian
-    release over all layers.
+    Here h_j is the norm of layer j in the last released mean update, corrected for the noise. The
+    factor kappa = 1.5 allows a client's update to exceed the mean update. The limits are S_max = C
+    / sqrt(K) and S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the
+    same: one Gaussian release over all layers.
     """
 
     @override
