@@ -165,7 +165,7 @@ def sampling(settings: Settings) -> Verdict | None:
 
 @rule
 def last_batch(settings: Settings) -> Verdict | None:
-    """Judge whether it depends on private data which batches are left out."""
+    """Judge whether batches are left out by a rule that depends on the data."""
     if not settings.drop_last:
         return None
     if settings.sampler == "poisson":

@@ -108,9 +108,9 @@ class Settings:
         values with which epsilon was computed, where they may differ from the values of
             the run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`,
             `steps`.
-        accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
-        orders: Renyi orders of the accounting, each above 1.
-        runs, search_charged: number of runs on the same data, this one included, and whether the
+        accountant: "pld", "rdp", "prv", "gdp" or "classical" (the noise multiplier is sqrt(2
+        ln(1.25 / delta)) / epsilon). orders: Renyi orders of the accounting, each above 1. runs,
+        search_charged: number of runs on the same data, this one included, and whether the
             stated epsilon covers all of them.
 
     Raises:

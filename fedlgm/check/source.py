@@ -140,7 +140,8 @@ class Source:
 
     def repetition(self, node: ast.AST, depth: int = 0) -> str | None:
         """Describe what repeats a node: a loop around it, a training handler of a federated client,
-        or a loop around a call of the function that contains it. Return None if nothing does.
+        or a loop around a call of the function that contains it. Return None if nothing repeats the
+        node.
         """
         for outer in self.around(node):
             if isinstance(outer, _LOOPS):

@@ -48,8 +48,8 @@ class DataSet:
             examples); None for other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in
             [0, users).
-        clients: a division of the training examples among clients that comes with the set, if there
-            is one; `train_user` is then ignored.
+        clients: a division of the training examples among clients, if such a division comes with
+            the set; `train_user` is then ignored.
         spent: the privacy cost of noisy statistics of the examples that were used to change the
             arrays, such as the means and deviations with which the inputs were standardised.
         labels: the name of each class, if the classes have names.

@@ -124,8 +124,8 @@ def find(scheme: str) -> Any:
 
 
 def partitioner_options(found: Any) -> dict[str, bool]:
-    """Return, for each argument of a partitioner or of a user's function that a run does not
-    supply, whether the argument is required.
+    """Return the names of those arguments of a partitioner or of a user's function that a run does
+    not supply, and for each name whether the argument is required.
     """
     if not callable(found):
         return {}

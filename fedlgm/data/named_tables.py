@@ -53,8 +53,8 @@ def read_files(
 
     Raises:
         DataError: no file is named; a file is missing, is damaged or has no rows; or a value occurs
-            among the targets in two spellings. One message reports the faults in the files of all
-            sites.
+            among the targets in two spellings. If there are several sites, one message reports the
+            faults in all of their files.
     """
     return _tables((file, test_file), columns, ("file", "test_file"))
 

@@ -155,7 +155,7 @@ def schemes() -> tuple[str, ...]:
 
 
 def options(scheme: str) -> dict[str, bool]:
-    """Return, for each option of a scheme, whether the option is required.
+    """Return the names of a scheme's options, and for each name whether the option is required.
 
     The options of a partitioner of `flwr-datasets`, or of a user's function, are those of its
     arguments that a run does not supply.

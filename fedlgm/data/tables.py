@@ -329,8 +329,8 @@ def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def features(table: Any, part: str) -> np.ndarray:
-    """Convert all columns of a table to features. `as_arrays` describes the conversion and the
-    errors.
+    """Convert all columns of a table to features. The conversion and the errors are those of
+    `as_arrays`.
 
     Example:
         >>> import pandas

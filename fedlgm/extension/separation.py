@@ -402,8 +402,8 @@ def tensors_of(module: nn.Module) -> dict[int, Any]:
 
 
 def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
-    """Copy a model and a task. Return a pair of the copy and the original for each module of the
-    model and for the task. The copies share all parameters and buffers with the originals.
+    """Copy a model and a task. Return pairs (copy, original), one for each module of the model and
+    one for the task. The copies share all parameters and buffers with the originals.
 
     Raises:
         Exception: a user's object cannot be copied (any type of exception).

@@ -195,8 +195,8 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Make the plan that would hold if all layers of all examples had the same norm. The steps
-        of a run use `plan_from_private_norms` instead.
+        """Make the plan that results if all layers of all examples have the same norm. The steps of
+        a run use `plan_from_private_norms` instead.
         """
         return PublishedMedClip.plan(self, layers, facts, transcript)
 

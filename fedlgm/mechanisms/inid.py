@@ -55,7 +55,7 @@ def gaussian_inid(
         delta: delta of the guarantee, in (0, 1).
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+        weights: positive weights of the coordinates' errors, shaped like the scales; all one by
             default.
 
     Returns:
@@ -86,7 +86,7 @@ def laplace_inid(
         delta: delta of the guarantee, in [0, 1); 0 for pure epsilon-DP.
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+        weights: positive weights of the coordinates' errors, shaped like the scales; all one by
             default.
         tight: whether to use the tighter of the two bounds of `laplace_budget`, which allows less
             noise.

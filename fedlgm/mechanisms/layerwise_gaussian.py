@@ -146,8 +146,8 @@ class LayerwiseGaussian(Bounded):
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed in the paper, with bounds and noise from the cohort's private layer norms.
-    NOT PRIVATE, and charged as not private.
+    """MedClip as printed in the paper, with bounds and noise from the unprotected layer norms of
+    the cohort. NOT PRIVATE, and charged as not private.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -174,8 +174,8 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Make the plan that would hold if all layers of all clients had the same norm. The rounds
-        of a run use `plan_from_private_norms` instead.
+        """Make the plan that results if all layers of all clients have the same norm. The rounds of
+        a run use `plan_from_private_norms` instead.
         """
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
@@ -193,7 +193,9 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     def _from_private(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Compute bounds and noise scales from private norms, [K] each."""
+        """Compute bounds and noise scales from unprotected norms, [K] each. Clients whose norms are
+        not finite are ignored.
+        """
         finite = norms[np.isfinite(norms).all(axis=1)]
         clip = clipping.med_clip_published(
             self.bound, finite if len(finite) else np.ones((1, len(layers)))

@@ -222,7 +222,7 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Make the plan that would hold if all layers had the same norm. The steps of a run use
+        """Make the plan that results if all layers have the same norm. The steps of a run use
         `plan_from_private_norms` instead.
         """
         return self.plan_from_private_norms(

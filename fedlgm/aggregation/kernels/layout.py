@@ -30,7 +30,7 @@ class Tiles:
             elements, flat position.
         first: [K + 1] int64 on the device; layer k consists of the tiles first[k] <= t < first[k +
             1].
-        count: number T of tiles.
+        count: the number T of tiles.
         alignment: power of two (at most 16) that divides every tile's flat position.
     """
 

@@ -44,9 +44,9 @@ class ClientLaDP(Bounded, PlansFromAnswers):
     layers is scaled so that their release takes exactly the rest of the budget, whatever the scores
     are. The mechanism needs local trust.
 
-    The paper scores layers by a divergence. For small changes, this divergence is about a second
-    moment of a layer's change. The strength corresponds to the root of this moment, and is bounded
-    without clipping.
+    The paper scores layers by a divergence. For small changes, this divergence is approximately
+    proportional to a second moment of the layer's change. The strength used here corresponds to the
+    root of this moment, and is bounded without clipping.
 
     Attributes:
         bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).

@@ -49,7 +49,7 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     Attributes:
         threshold: R >= 0; layers with a norm below R are not selected, and are uploaded without
             noise.
-        score_cap: B > 0.
+        score_cap: largest score B > 0.
         estimate: whether scores are computed. With False, every selected layer's score is B, as in
             the paper's ablation.
         batch_share: q in the paper's claim q T epsilon: batch size divided by the number of local
