@@ -1,5 +1,5 @@
-"""Import of `flwr_datasets.partitioner` without the rest of its package, because the package
-imports plotting libraries, which takes seconds.
+"""Import of `flwr_datasets.partitioner` without the rest of its package, which imports plotting
+libraries and thereby takes seconds.
 """
 
 from __future__ import annotations

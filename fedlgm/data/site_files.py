@@ -113,9 +113,10 @@ class Sites:
 
     def table(self, paths: Sequence[Path]) -> tuple[libraries.DataFrame, np.ndarray]:
         """Read all files; return their rows as one table, and the name of the site of each row. The
-        columns have the order of the public table, or that of the named inputs. The name of a site
-        is the name of its file without the ending. If two files have the same name, every site is
-        named by the path of its file below the common folder of all files.
+        columns are in the order of the public table or, if the inputs are named, in the order of
+        the inputs. The name of a site is the name of its file without the ending. If two files have
+        the same name, every site is named by the path of its file below the common folder of all
+        files.
 
         Raises:
             DataError: at least one file cannot be used; the message lists the faults of all files.

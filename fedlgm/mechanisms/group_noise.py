@@ -2,7 +2,7 @@
 it.
 
 Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace). Noise is
-i.i.d. within a layer. Three rules set the layers' scales for a given budget:
+i.i.d. within a layer. One of three rules sets the layers' scales for a given budget:
 
     inid    least total squared error                  Gaussian: the "min-total-noise" allocation
     spr     scale-perturb-rescale: every coordinate    Gaussian: the "dimension-adjusted" allocation

@@ -102,7 +102,7 @@ def check_risk(
     """Check the error rates and return them as float64 [L]; return ones if no rates are given.
 
     Args:
-        error_rates: ER_l of each layer, or None.
+        error_rates: error rate ER_l of the membership adversary of each layer, or None.
         emphasis: r, the exponent of the error rates.
         layers: number L of layers.
 

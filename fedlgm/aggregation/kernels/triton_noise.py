@@ -116,13 +116,13 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
 
     Args:
         group: element // 4 of the tile's groups of four, [TILE // 4] uint32.
-        layer: uint32.
-        stream: uint32.
-        key0: uint32.
-        key1: uint32.
-        scale: std or b, float32.
+        layer: number of the layer, uint32.
+        stream: number of the party that adds the noise, uint32.
+        key0: first word of the Philox key, uint32.
+        key1: second word of the Philox key, uint32.
+        scale: std (Gaussian) or b (Laplace) of the noise, float32.
         LAPLACE: whether the noise is Laplace; otherwise it is Gaussian.
-        TILE: number of elements.
+        TILE: number of elements of the tile.
 
     Returns:
         [TILE] float32; the four values of a group lie side by side, so they stay in the thread that

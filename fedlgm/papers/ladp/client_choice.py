@@ -52,8 +52,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
         bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).
         share: share of the round's budget that the answer takes, in (0, 1).
         keep: share of the layers that a client releases, in (0, 1].
-        score_floor: least P_j, > 0.
-        score_cap: largest P_j.
+        score_floor: least score P_j, above 0.
+        score_cap: largest score P_j.
 
     Raises:
         ConfigError: an option is outside its range; in `plan`, the trust is not local.

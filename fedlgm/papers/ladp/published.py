@@ -72,8 +72,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     batch_share: Positive = 0.1
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Return the multiplier 2 (c/B) / epsilon, the noise at P = B divided by eta E G_c. It does
-        not depend on the number of rounds.
+        """Return the multiplier 2 (c/B) / epsilon, the noise at P = B divided by eta E G_c. This
+        multiplier does not depend on the number of rounds.
         """
         epsilon, delta = require(facts, self.name).budget()
         self._half_sensitivity(facts)
