@@ -23,12 +23,12 @@ _CHUNK = 1 << 15
 
 @dataclass
 class BoundedSum:
-    """Running sum of contributions. `add` bounds each contribution by the plan and adds it, in the
-    given order.
+    """Running sum of contributions. `add` bounds each contribution as the plan requires and adds
+    it, in the given order.
 
-    Sums are in float64. Rounding moves the difference of two sums of n contributions by at most n^2
-    2^-52 of their bound. For up to 100,000 clients this is less than half of the margin by which
-    contributions are clipped below the bound (`fedlgm.planning.layers.SAFETY`).
+    Sums are in float64. Rounding changes the difference of two sums of n contributions by at most
+    n^2 2^-52 times their bound. For up to 100,000 clients this is less than half of the margin by
+    which contributions are clipped below the bound (`fedlgm.planning.layers.SAFETY`).
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
@@ -41,9 +41,9 @@ class BoundedSum:
         2.0
 
     Attributes:
-        plan: bounds and released parts.
-        total: [plan.size] float64, layers then auxiliary queries.
-        count: number of contributions added, including the discarded ones.
+        plan: the plan, with the bounds and the released layers.
+        total: the sum, [plan.size] float64: first the released layers, then the auxiliary queries.
+        count: number of contributions, including those that were discarded.
         discarded: number of contributions that held NaN or Inf and therefore counted as zero; a
             tensor on the device if updates are bounded on a device.
 
@@ -63,7 +63,7 @@ class BoundedSum:
 
     @classmethod
     def empty(cls, plan: ReleasePlan) -> BoundedSum:
-        """A sum without contributions."""
+        """Make a sum without contributions."""
         return cls(plan, torch.zeros(plan.size, dtype=torch.float64))
 
     def add(self, updates: Updates) -> None:
@@ -71,8 +71,9 @@ class BoundedSum:
 
         Raises:
             PrivacyError: the trainer has bounded the updates although the plan leaves this to the
-                sum; the trainer has not bounded them although the plan relies on it; the trainer's
-                bounds exceed the plan's bounds; or answers do not belong to the plan's queries.
+                sum; the trainer has not bounded the updates although the plan relies on the
+                trainer; the trainer's bounds exceed the plan's bounds; or answers do not belong to
+                the plan's queries.
         """
         if self.plan.bounded_by == "trainer":
             for row in self._require_bounds(updates).unbind():
@@ -107,20 +108,20 @@ class BoundedSum:
                 position += noisy.size
 
     def _require_bounds(self, updates: Updates) -> Tensor:
-        """Rows of updates, followed by the answers to the plan's queries. The trainer has bounded
-        both as the plan says.
+        """Return the rows of updates, each followed by the answers to the plan's queries. Refuse
+        rows that the trainer has not bounded as the plan requires.
         """
         return torch.atleast_2d(require_bounds(updates, self.plan.bounds, self.plan.asked))
 
     def _add_bounded(self, row: Tensor) -> None:
-        """Add one row that the trainer has bounded, in float64 throughout."""
+        """Add one row that the trainer has bounded, with arithmetic in float64."""
         self.count += 1
         # the sum of finite numbers may overflow
         if not (math.isfinite(float(row.sum())) or row.isfinite().all()):
             self.discarded += 1
             return
         position = 0
-        for columns in self.plan.columns:  # one part at a time, because rows are large
+        for columns in self.plan.columns:  # one layer at a time, because rows are large
             part = row[columns].to(self.total.device)
             _add_scaled_(self.total[position : position + part.shape[0]], part, 1.0)
             position += part.shape[0]
@@ -130,7 +131,7 @@ class BoundedSum:
         self.count += check_count("clients", clients, least=0)
 
     def merge(self, total: Tensor, count: int, discarded: int | Tensor) -> None:
-        """Add another partial sum of the same plan."""
+        """Add a partial sum that was made by the same plan."""
         self.total += total
         self.count += count
         self.discarded += discarded
@@ -150,30 +151,31 @@ def _add_scaled_(total: Tensor, part: Tensor, factor: float) -> None:
 
 
 def clip_factors(norms: np.ndarray, clip: np.ndarray) -> np.ndarray:
-    """min(1, s_j / ||g_j||) with s_j reduced by the factor 1 - 2^-16, [K]; 1 for an infinite bound,
-    0 for a bound of 0.
+    """Compute min(1, s_j / ||g_j||) with s_j reduced by the factor 1 - 2^-16, [K]. The result is 1
+    for an infinite bound and 0 for a bound of 0.
 
-    For examples' gradients see `fedlgm.training.example_level.scaling.clip_factors`.
+    For the gradients of examples, see `fedlgm.training.example_level.scaling.clip_factors`.
 
     Args:
-        norms: ||g_j||, [K], finite.
-        clip: s_j, [K].
+        norms: norms ||g_j|| of the layers, [K], finite.
+        clip: bounds s_j of the layers, [K].
 
     Example:
         >>> clip_factors(np.array([0.5, 2.0, 3.0]), np.array([1.0, 1.0, 0.0])).round(4).tolist()
         [1.0, 0.5, 0.0]
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        # A norm can be 0 although the numbers are not 0, because their squares may vanish.
+        # A norm can be 0 although the layer is not 0, because the squares of tiny numbers are
+        # rounded to 0.
         return np.where(norms <= clip * SAFETY, np.sign(clip), SAFETY * clip / norms)
 
 
 def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
-    """One client's bounded contribution [plan.size], float64; zeros if the update [D] or [1, D]
-    holds NaN or Inf.
+    """Compute one client's bounded contribution [plan.size], float64. It is zero if the update [D]
+    or [1, D] contains NaN or Inf.
 
     Raises:
-        PrivacyError: the plan leaves the bounding to the trainer.
+        PrivacyError: see `BoundedSum.add`.
 
     Example:
         >>> from fedlgm import Guarantee, LayerTable, RunFacts, Sampling
@@ -188,14 +190,14 @@ def bound_update(update: Updates, plan: ReleasePlan) -> Tensor:
 
 
 def bound_each(updates: Updates, plan: ReleasePlan) -> Tensor:
-    """Every client's bounded contribution, float64 [b, plan.size]; zeros for updates that hold NaN
-    or Inf.
+    """Compute every client's bounded contribution, float64 [b, plan.size]. It is zero for an update
+    that contains NaN or Inf.
 
-    Each row equals an empty `BoundedSum` to which only this client's update was added.
+    Each row equals the total of a `BoundedSum` to which only this client's update was added.
 
     Args:
-        updates: [b, D], on the CPU.
-        plan: bounds and released parts.
+        updates: the clients' updates [b, D], on the CPU.
+        plan: the plan, with the bounds and the released layers.
 
     Raises:
         PrivacyError: see `BoundedSum.add`.

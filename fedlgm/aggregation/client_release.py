@@ -1,8 +1,8 @@
-"""A client's release: contributions are made, bounded and, if clients add the noise, noised and
-charged.
+"""The steps of a client's release: contributions are made and bounded and, if clients add the
+noise, noised and charged.
 
-The simulation's client, the Flower mod and a node's service differ only in the party that makes the
-contributions (`Contributions`) and the party that keeps the client's budget (`Budget`).
+The simulation's client, the Flower mod and a node's service differ only in how contributions are
+made (`Contributions`) and in how the client's budget is recorded (`Budget`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Asked(NamedTuple):
     """A server's request to a block of clients.
 
     Attributes:
-        plan: bounds and noise of the contributions.
+        plan: the plan, which sets the bounds and the noise of the contributions.
         model: the global model [D].
         round: number of the round, from 1.
-        clients: the clients' numbers, in the order in which contributions are summed.
+        clients: numbers of the clients, in the order in which their contributions are summed.
     """
 
     plan: ReleasePlan
@@ -47,8 +47,8 @@ class Keys(NamedTuple):
 
     Attributes:
         order: ring of the random numbers that training draws.
-        noise: ring of the clients' own noise; it depends on everything that determines the release
-            except the data.
+        noise: ring of the noise that clients add; it depends on everything that determines the
+            release except the data.
     """
 
     order: KeyRing
@@ -57,11 +57,11 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True)
 class Noised:
-    """One client's own release, not yet charged.
+    """One client's noised release, which is not yet charged.
 
     Attributes:
         client: number of the client.
-        total: [plan.size].
+        total: the released values, [plan.size].
         name: name of the release's noise; equal names mean equal noise.
         plan: the plan that the release follows.
     """
@@ -73,48 +73,49 @@ class Noised:
 
 
 Follow = Callable[[Asked, KeyRing], Noised]
-"""A function that makes a client's release by a request's plan, with noise from a key ring."""
+"""A function that makes a client's release by the plan of a request, with noise from a key ring."""
 
 
 class ClientPlanner(Protocol):
-    """Makes a client's release under local trust by the client's own plan."""
+    """Interface of objects that make a client's release under local trust by the client's plan."""
 
     def release(
         self, follow: Follow, update: Updates | None, asked: Asked, noise: KeyRing
     ) -> Noised:
-        """The client's release.
+        """Make the client's release.
 
         Args:
             follow: function that makes the release of this client's update by a given plan.
-            update: the client's update [1, D]; None without data.
+            update: the client's update [1, D]; None for a client without data.
             asked: the request, with the round's common plan.
             noise: ring of the client's noise.
         """
 
 
 class Contributions(ABC):
-    """Makes clients' contributions.
+    """Base of classes that make clients' contributions.
 
     Args:
-        numerics: threads, device and noise backend.
+        numerics: threads, device and noise backend of the computations.
 
     Attributes:
-        of: "user" if each contribution covers all clients of one user, see `Sampling.of`.
+        of: "user" if each contribution covers all clients of one user (see `Sampling.of`);
+            otherwise None.
         answers: the auxiliary queries that clients answer from their data, by name.
     """
 
     of: SharedUnit | None = None
     answers: frozenset[str] = frozenset()
     planner: ClientPlanner | None = None
-    """Plans each client's release; None if the round's plan decides."""
+    """The object that plans each client's release; None if all releases follow the round's plan."""
 
     def __init__(self, numerics: Numerics | None = None) -> None:
         self.numerics = numerics or Numerics()
 
     @abstractmethod
     def updates(self, asked: Asked, order: KeyRing) -> Iterator[tuple[list[int], Updates | None]]:
-        """Pairs of clients and their updates [b, D], in the order of the request. The updates are
-        None for clients that contribute nothing.
+        """Yield pairs of clients and their updates [b, D], in the order of the request. The updates
+        are None for clients that contribute nothing.
         """
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
@@ -123,18 +124,18 @@ class Contributions(ABC):
 
     @abstractmethod
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release, with the client's noise. Clients without data release only
-        noise.
+        """Yield the release of each client, with the client's noise. Clients without data release
+        only noise.
         """
 
 
 class WholeUpdates(Contributions):
-    """Contributions that the sum bounds: the update of a client, or of a user over all of the
-    user's clients.
+    """Contributions that are bounded when they are summed: the update of a client, or of a user
+    over all of the user's clients.
     """
 
     def empty(self, plan: ReleasePlan) -> BoundedSum:
-        """A sum without contributions, on the device of the updates."""
+        """Make a sum without contributions, on the device of the updates."""
         backend = self.numerics.noise_backend
         return sum_on(
             plan, torch.device(self.numerics.device), None if backend == "cpu" else backend
@@ -142,7 +143,7 @@ class WholeUpdates(Contributions):
 
     @override
     def releases(self, asked: Asked, keys: Keys) -> Iterator[Noised]:
-        """Each client's own release. Its update is bounded before noise is added."""
+        """Yield the release of each client, whose update is bounded before noise is added."""
         for clients, updates in self.updates(asked, keys.order):
             for row, client in enumerate(clients):
                 yield self.release(
@@ -150,7 +151,7 @@ class WholeUpdates(Contributions):
                 )
 
     def release(self, client: int, update: Updates | None, asked: Asked, noise: KeyRing) -> Noised:
-        """The release of one client's update [1, D]; `update` is None for a client without an
+        """Make the release of one client's update [1, D]; `update` is None for a client without an
         update.
         """
 
@@ -167,8 +168,8 @@ class WholeUpdates(Contributions):
 
 
 class Budget(Protocol):
-    """A client's remaining releases. A release is admitted before training. Afterwards it is
-    charged under the name of its noise.
+    """Interface of a client's budget. A release is admitted before training, and is charged after
+    training under the name of its noise.
     """
 
     def admit(self, asked: Asked) -> Keys:
@@ -179,7 +180,7 @@ class Budget(Protocol):
         """
 
     def charge(self, noised: Noised) -> None:
-        """Record a release before it leaves.
+        """Record a release before it is sent.
 
         Raises:
             PrivacyError: the release exceeds the agreed budget.
@@ -187,10 +188,10 @@ class Budget(Protocol):
 
 
 def client_release(contributions: Contributions, budget: Budget, asked: Asked) -> BoundedSum:
-    """The sum of a block's contributions [plan.size].
+    """Sum the contributions of a block of clients, [plan.size].
 
-    If the server adds the noise, this is the exact sum. If clients add it, this is the sum of their
-    releases, each of which is charged.
+    If the server adds the noise, the result is the sum without noise. If clients add the noise, the
+    result is the sum of their releases, each of which is charged.
 
     Raises:
         ConfigError, PrivacyError: the clients have not agreed to the plan or cannot carry it out.

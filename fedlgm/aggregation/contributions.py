@@ -1,5 +1,5 @@
-"""Updates from a trainer: raw, or already bounded, together with the bounds that the trainer
-kept.
+"""Updates from a trainer, which are raw, or already bounded and accompanied by the bounds that the
+trainer used.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ them."""
 
 @dataclass(frozen=True)
 class BoundedAnswer:
-    """Answers to an auxiliary query. The trainer bounded every unit's share of an answer before it
-    summed the shares.
+    """Clients' answers to an auxiliary query. The trainer bounded the share of every unit, such as
+    an example, before it summed the shares to a client's answer.
 
     Attributes:
         query: name of the query.
-        values: [b, size] float32 or float64, one row per client.
+        values: the answers, [b, size] float32 or float64, one row per client.
         bound: l2 bound of one unit's share of a row.
 
     Example:
@@ -40,14 +40,14 @@ class BoundedAnswer:
 
 @dataclass(frozen=True)
 class BoundedUpdates:
-    """Sums of bounded shares as updates. The trainer bounded the share of every unit, such as an
-    example, before it summed the shares.
+    """Updates that are sums of bounded shares. The trainer bounded the share of every unit, such as
+    an example, before it summed the shares to a client's update.
 
     Attributes:
-        values: [b, D] float32 or float64, one row per client.
-        bounds: bound of one unit's share of a row, per layer, [K]. Gaussian noise requires bounds
-            in the l2 norm, and Laplace noise in the l1 norm.
-        answers: the same units' answers to the plan's auxiliary queries, in the plan's order.
+        values: the updates, [b, D] float32 or float64, one row per client.
+        bounds: bound of one unit's share of each layer of a row, [K]. Gaussian noise requires
+            bounds in the l2 norm, and Laplace noise in the l1 norm.
+        answers: the answers of the same units to the plan's auxiliary queries, in the plan's order.
 
     Example:
         >>> updates = BoundedUpdates(torch.tensor([[0.6, 0.0], [0.0, 0.5]]), bounds=(1.0,))
@@ -69,14 +69,14 @@ class BoundedUpdates:
 
 @dataclass(frozen=True)
 class AnsweredUpdates:
-    """Raw updates, with the clients' own answers to auxiliary queries that need more than an
-    update's norms.
+    """Raw updates, with the clients' answers to auxiliary queries that cannot be computed from the
+    norms of an update.
 
-    The sum to which the answers are added bounds them, as it bounds raw updates.
+    The answers, like the raw updates, are bounded when they are added to a sum.
 
     Attributes:
-        values: [b, D], one row per client.
-        answers: query name -> [b, size], one row per client.
+        values: the updates, [b, D], one row per client.
+        answers: the answers to each query, by its name, [b, size], one row per client.
 
     Example:
         >>> updates = AnsweredUpdates(torch.ones(2, 3), {"cut-vote": torch.tensor([[0.5], [-0.5]])})
@@ -101,10 +101,11 @@ Updates: TypeAlias = "Tensor | BoundedUpdates | AnsweredUpdates"
 
 
 def split_answers(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The raw updates, and the clients' own answers by query.
+    """Return the raw updates, and the clients' answers by the name of the query.
 
     Raises:
-        PrivacyError: the trainer has bounded the updates, so its unit differs from the plan's.
+        PrivacyError: the trainer has bounded the updates, so it protects another unit than the
+            plan.
 
     Example:
         >>> split_answers(torch.ones(1, 2))
@@ -120,7 +121,7 @@ def split_answers(updates: Updates) -> tuple[Tensor, Mapping[str, Tensor]]:
 
 
 def raw_updates(updates: Updates) -> Tensor:
-    """The raw updates. The errors are those of `split_answers`.
+    """Return the raw updates. The errors are those of `split_answers`.
 
     Example:
         >>> raw_updates(torch.ones(2, 3)).shape
@@ -132,7 +133,8 @@ def raw_updates(updates: Updates) -> Tensor:
 def require_bounds(
     updates: Updates, clip: tuple[float, ...], queries: Sequence[tuple[str, int, float]] = ()
 ) -> Tensor:
-    """Updates, then answers to the queries, [b, D + sizes], with bounds no larger than the plan's.
+    """Check that the trainer's bounds do not exceed the plan's. Return the updates followed by the
+    answers to the queries, [b, D + sizes].
 
     Args:
         updates: the trainer's updates.
@@ -140,8 +142,8 @@ def require_bounds(
         queries: name, size and l2 bound of each of the plan's auxiliary queries.
 
     Raises:
-        PrivacyError: updates are raw, bounds exceed the plan's, or answers do not match the plan's
-            queries one to one, in size and bound.
+        PrivacyError: the updates are raw, a bound exceeds the plan's, or the answers differ from
+            the plan's queries in number, order, size or bound.
 
     Example:
         >>> require_bounds(BoundedUpdates(torch.ones(1, 2), bounds=(1.5,)), clip=(1.0,))
@@ -179,5 +181,5 @@ def require_bounds(
     if not updates.answers:
         return updates.values
     rows = updates.values
-    # the wider dtype
+    # concatenation gives all values the widest dtype
     return torch.cat([rows, *(answer.values.to(rows.device) for answer in updates.answers)], dim=1)

@@ -1,5 +1,5 @@
-"""Bounded sums on the device that holds the updates. Blocks are bounded and added without waiting
-for the device.
+"""Bounded sums on the device that holds the updates. The host does not wait for the device while
+blocks are bounded and added.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fedlgm.planning.plan import ReleasePlan
 
 
 class DeviceSum(BoundedSum):
-    """A `BoundedSum` that the kernels compute. Its sum and counts stay on the device until they are
-    read.
+    """A `BoundedSum` that the kernels compute. The sum and the number of discarded updates stay on
+    the device until they are read.
 
-    Factors and products are float32, so they differ from the CPU's in the last bits. On Metal the
-    sum is float32, too.
+    Factors and products are float32, so their last bits differ from those of `BoundedSum`. On Metal
+    the sum is float32, too.
 
     Args:
-        plan: bounds and released parts.
+        plan: the plan, with the bounds and the released layers.
         device: device of the updates.
         backend: kernels to use; by default those that fit the device.
 
     Raises:
-        PrivacyError: a clip bound too small for norms in float32.
+        PrivacyError: a bound is too small for norms in float32.
     """
 
     def __init__(
@@ -77,9 +77,7 @@ class DeviceSum(BoundedSum):
         kernels.clip_scale_sum(rows, self._parts, factors, self.total, backend=self._backend)
 
     def _cut_to_level(self, rows: Tensor) -> Tensor:
-        """The rows with their layers' norms cut to a common level, see
-        `fedlgm.planning.filling`.
-        """
+        """Cut the norms of each row's layers to a common level (see `fedlgm.planning.filling`)."""
         plan = self.plan
         ends = torch.tensor([0, *np.cumsum(plan.fills)], dtype=torch.int64)
         bounds = self._clip.expand(len(plan.fills)).contiguous()
@@ -104,8 +102,8 @@ class DeviceSum(BoundedSum):
 
 
 def part_offsets(plan: ReleasePlan) -> Tensor:
-    """Boundaries of the plan's parts (released layers, then auxiliary queries), int64 [parts +
-    1].
+    """Return the boundaries of the plan's parts (released layers, then auxiliary queries), int64
+    [parts + 1].
     """
     return torch.tensor([0, *np.cumsum([part.size for part in plan.parts])], dtype=torch.int64)
 
@@ -113,7 +111,7 @@ def part_offsets(plan: ReleasePlan) -> Tensor:
 def sum_on(
     plan: ReleasePlan, device: torch.device, backend: kernels.Backend | None = None
 ) -> BoundedSum:
-    """A sum without contributions, for updates on `device`."""
+    """Make a sum without contributions, for updates on `device`."""
     return BoundedSum.empty(plan) if device.type == "cpu" else DeviceSum(plan, device, backend)
 
 
@@ -124,8 +122,8 @@ def bound_on(
     clients: int,
     backend: kernels.Backend | None = None,
 ) -> Tensor:
-    """Clients' bounded contributions [clients, plan.size] on `device`, see `bound_each`; zeros
-    without updates.
+    """Compute the clients' bounded contributions [clients, plan.size] on `device` (see
+    `bound_each`); zeros if `updates` is None.
     """
     if updates is not None and device.type == "cpu":
         return bound_each(updates, plan)

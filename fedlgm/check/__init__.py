@@ -1,6 +1,7 @@
 """A second opinion on the epsilon of a training run in any framework.
 
-The package reads objects of Opacus and Flower by their attributes. It imports no framework.
+The package reads objects of Opacus and Flower by their attributes, without importing these
+frameworks.
 """
 
 import lazy_loader

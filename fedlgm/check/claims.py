@@ -1,5 +1,5 @@
-"""Rules on the statements about a run: the scope of epsilon, the accountant, delta, and
-searches.
+"""Rules that judge what is claimed about a run: which releases epsilon covers, the accountant,
+delta, and searches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedlgm.check.verdict import Status, Verdict
 
 @rule
 def scope(settings: Settings) -> Verdict | None:
-    """Whether the stated epsilon covers the run."""
+    """Judge whether the stated epsilon covers the whole run."""
     count = settings.participation_count
     if settings.stated_for == "part":
         return Verdict(
@@ -35,7 +35,7 @@ def scope(settings: Settings) -> Verdict | None:
 
 @rule
 def accounted_values(settings: Settings) -> Verdict | None:
-    """Whether epsilon was computed for the values of the run."""
+    """Judge whether epsilon was computed for the values of the run."""
     if not settings.accounted:
         return None
     claim = settings.as_accounted()
@@ -64,8 +64,8 @@ def accounted_values(settings: Settings) -> Verdict | None:
 
 
 def _gaussian(values: Settings, settings: Settings) -> float | None:
-    """Compute the epsilon of Gaussian noise with these values, under the sampling that the
-    accounting assumed; None if a value is missing or the noise is out of range.
+    """Compute the epsilon of Gaussian noise with the given values, under the sampling that the
+    accounting assumed. Return None if a value is missing or the noise is out of range.
     """
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.events import gaussian_event
@@ -94,7 +94,7 @@ def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...
 
 @rule
 def orders(settings: Settings) -> Verdict | None:
-    """Whether the accounting's Renyi orders are sufficient."""
+    """Judge whether the accounting's Renyi orders suffice for a nearly least epsilon."""
     count = settings.releases if settings.sampler == "poisson" else settings.participation_count
     noise = settings.noise_multiplier or 0.0
     computable = settings.mechanism == "gaussian" and LEAST_NOISE <= noise <= MOST_NOISE
@@ -104,7 +104,7 @@ def orders(settings: Settings) -> Verdict | None:
     dense = (*settings.orders, *(1 + 10 ** (step / 20) for step in range(-40, 61)))
     few = _renyi(settings, rate, count, settings.orders)
     best = _renyi(settings, rate, count, dense)
-    if few <= best + max(0.01, 0.02 * best):  # a stated epsilon is rounded
+    if few <= best + max(0.01, 0.02 * best):  # small differences do not matter
         return Verdict("holds", "The Renyi orders are sufficient.")
     return Verdict(
         "conditional",
@@ -115,7 +115,7 @@ def orders(settings: Settings) -> Verdict | None:
 
 @rule
 def accountant(settings: Settings) -> Verdict | None:
-    """Whether the accounting gives an upper bound."""
+    """Judge whether the accounting gives an upper bound on epsilon."""
     if settings.delta == 0 and settings.mechanism == "gaussian":
         return Verdict("broken", "Gaussian noise has no epsilon at delta = 0.", bound=False)
     if settings.delta == 0 and settings.accountant in ("rdp", "gdp"):
@@ -137,7 +137,7 @@ def accountant(settings: Settings) -> Verdict | None:
 
 @rule
 def delta(settings: Settings) -> Verdict | None:
-    """Whether delta is small enough."""
+    """Judge whether delta is small enough."""
     if settings.delta is None:
         return None
     if settings.population is None:
@@ -155,7 +155,7 @@ def delta(settings: Settings) -> Verdict | None:
 
 @rule
 def search(settings: Settings) -> Verdict | None:
-    """Whether the stated epsilon covers all runs on the data."""
+    """Judge whether the stated epsilon covers all runs on the data."""
     if settings.runs == 1:
         return None
     charged = settings.search_charged

@@ -1,5 +1,5 @@
-"""Reports on the run that a file describes: settings in TOML, a configuration of NVFlare in JSON,
-or a Python script.
+"""Reports on a run that is described by a file: settings in TOML, a configuration of NVFlare in
+JSON, or a Python script.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def check_file(path: str | Path, **settings: Any) -> Report:
 
     Args:
         path: a TOML file, a JSON file with a configuration of NVFlare, or a Python script, which is
-            not run. A TOML file holds settings. Below them it may have one section of arguments:
-            [opacus], [flower], [tensorflow-privacy] or [nvflare].
+            not run. A TOML file contains settings and, below them, at most one section with a
+            framework's arguments: [opacus], [flower], [tensorflow-privacy] or [nvflare].
         settings: further settings, which may not contradict the settings in the file.
 
     Raises:
-        ConfigError: the file cannot be read, or holds unknown or repeated keys or values that
+        ConfigError: the file cannot be read, or contains unknown or repeated keys, or values that
             cannot be used.
 
     Example:

@@ -1,4 +1,4 @@
-"""The epsilon that is proven for a run, from its settings and the verdicts on them."""
+"""Computation of the epsilon that is proven for a run, from its settings and the verdicts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedlgm.check.settings import LEAST_NOISE, MOST_NOISE, Settings
 from fedlgm.check.verdict import Verdict
 from fedlgm.privacy.guarantee import Relation
 
-_ROUNDING = 1 - 1e-12  # factor of a noise multiplier, against rounding errors
+_ROUNDING = 1 - 1e-12  # factor that allows for rounding errors of a noise multiplier
 _LARGEST_LOSS = 2e6  # largest number of samples over their squared noise that a grid can hold
-_LARGEST_PURE = 30.0  # total epsilon of Laplace releases above which this sum is the only figure
-_MOST_STEPS = 100  # units of a group; `AttackRates.of_units` computes a step for each
+_LARGEST_PURE = 30.0  # sum of Laplace releases' epsilons above which no other figure is computed
+_MOST_STEPS = 100  # units of a group; `AttackRates.of_units` makes one step for each unit
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Upper bounds for one unit, or one person, of a run.
+    """Upper bounds that are proven for one unit, or one person, of a run.
 
     Attributes:
         epsilon: proven epsilon at the stated delta; None if no epsilon is proven, infinite if there
             is too little noise.
         relation: neighbouring relation of the figures.
-        rates: bounds on attacks; None if none are proven.
+        rates: upper bounds on the success of attacks; None if no bounds are proven.
 
     Example:
         >>> Proof(1.0, "add-remove", None).epsilon
@@ -43,13 +43,13 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
     """Compute the figures that are proven for a run.
 
     Sampling lowers the figures only if every verdict allows it. Otherwise the figures are those of
-    `participation_count` releases of the Gaussian or Laplace mechanism without sampling, because no
-    schedule has more releases in which one unit takes part. By joint convexity, a bound that holds
-    for every schedule also holds for their mixture.
+    `participation_count` releases of the Gaussian or Laplace mechanism without sampling, because
+    one unit takes part in at most so many releases, whatever the schedule. By joint convexity, a
+    bound that holds for every schedule also holds for a random schedule.
 
     Args:
         settings: the run.
-        verdicts: verdicts on its assumptions, whose effects are combined.
+        verdicts: verdicts on the run's assumptions, whose effects are combined.
 
     Example:
         >>> run = Settings(noise_multiplier=1.0, sampler="shuffle", epochs=1, delta=1e-5)
@@ -62,8 +62,8 @@ def prove(settings: Settings, verdicts: Sequence[Verdict]) -> Proof:
     if settings.relation == "replace-one":
         relation = "replace-one"
     multiplier, times, units = _effects(settings, verdicts)
-    # Without amplification the contributions of a group add up; Poisson samples of a group are
-    # covered by the group property of the profile.
+    # Without amplification, the contributions of a group's units add up. With Poisson sampling, the
+    # group property of the privacy profile covers a group.
     count = (settings.participation_count or 0) * times
     candidates = [_figures(settings, multiplier / units, 1.0, count, 1)]
     count = (settings.releases or 0) * times
@@ -93,7 +93,9 @@ def _effects(settings: Settings, verdicts: Sequence[Verdict]) -> tuple[float, in
 def _figures(
     settings: Settings, multiplier: float, rate: float, count: int, units: int
 ) -> tuple[float, privacy.AttackRates | None] | None:
-    """None if a setting is missing; infinite if there is too little noise for a useful figure."""
+    """Return epsilon and attack rates of `count` releases; epsilon is infinite if there is too
+    little noise. Return None if a setting is missing.
+    """
     from fedlgm.privacy.accounting import composed_epsilon
     from fedlgm.privacy.attackers import AttackRates, attack_rates
     from fedlgm.privacy.events import gaussian_event, laplace_event
@@ -121,11 +123,12 @@ def _figures(
 
 
 def group_epsilon(rates: privacy.AttackRates, units: int, delta: float) -> float:
-    """Epsilon of a group of `units` units at `delta`, from the profile of one unit.
+    """Compute the epsilon of a group of `units` units at `delta` from the privacy profile of one
+    unit.
 
-    A unit's (e, d) gives a group of k units (k e, d (1 + exp(e) + ... + exp((k - 1) e))) (Vadhan
-    2017, lemma 2.2). The result is the smallest epsilon over the points of the profile, or
-    infinite.
+    If (e, d) holds for one unit, (k e, d (1 + exp(e) + ... + exp((k - 1) e))) holds for a group of
+    k units (Vadhan 2017, lemma 2.2). The result is the smallest epsilon over the points of the
+    profile, or infinite.
 
     Example:
         >>> from fedlgm.privacy import attack_rates, epsilon

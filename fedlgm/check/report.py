@@ -1,4 +1,4 @@
-"""The report on a run: verdicts, the stated and the proven epsilon, attack rates."""
+"""The report on a run, with verdicts, the stated and the proven epsilon, and attack rates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Report:
     """A second opinion on one run.
 
     Attributes:
-        settings: the run.
-        verdicts: one for each assumption that concerns the run.
+        settings: the settings of the run.
+        verdicts: one verdict for each assumption that concerns the run.
         epsilon: epsilon that is proven for the described run at the stated delta; None if nothing
             is proven.
         relation: neighbouring relation of the proven figures.
-        rates: upper bounds on attacks; None if nothing is proven.
+        rates: upper bounds on the success of attacks; None if nothing is proven.
 
     Example:
         >>> report = check(Settings(
@@ -54,12 +54,14 @@ class Report:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Settings without which an assumption cannot be judged."""
+        """Names of the settings without which an assumption cannot be judged."""
         names = (name for verdict in self.verdicts for name in verdict.missing)
         return tuple(dict.fromkeys(names))
 
     def sentence(self) -> str:
-        """Write the stated and the proven epsilon, and what the latter means for attacks."""
+        """Write a line with the stated epsilon, the proven epsilon, and what the proven epsilon
+        means for attacks.
+        """
         settings = self.settings
         at = "" if settings.delta is None else f" at delta {settings.delta:g}"
         stated = "none" if settings.epsilon is None else f"{settings.epsilon:.4g}{at}"
@@ -99,7 +101,8 @@ class Report:
 
 
 def check(settings: Settings, *reading: Verdict) -> Report:
-    """Judge every assumption behind a run's epsilon, and prove an epsilon for what the run does.
+    """Judge every assumption behind a run's stated epsilon, and compute an epsilon that is proven
+    for the run as described.
 
     Args:
         settings: what the run does and what its authors state.
@@ -107,7 +110,7 @@ def check(settings: Settings, *reading: Verdict) -> Report:
 
     Returns:
         The report. Its figures are upper bounds for the described mechanism. They cover this run
-        alone, unless `runs` states more.
+        alone, unless the setting `runs` is above 1.
 
     Raises:
         ConfigError: there are too many releases to account for.
@@ -129,7 +132,8 @@ def check(settings: Settings, *reading: Verdict) -> Report:
 
 
 def judge_statement(settings: Settings, proven: float | None) -> Verdict | None:
-    """Judge whether the stated epsilon is at least the proven epsilon; None if either is missing.
+    """Judge whether the stated epsilon is at least the proven epsilon. Return None if either is
+    missing.
 
     Example:
         >>> judge_statement(Settings(epsilon=1.0), 2.0).why

@@ -1,7 +1,7 @@
-"""The rules of `fedlgm check`. Each is one function, which judges one assumption.
+"""The rules of `fedlgm check`. Each rule is one function, which judges one assumption.
 
-A rule returns None if it does not concern the run. Its verdict states the effect on the proven
-figure, so a new rule is one function with the decorator `rule`.
+A rule returns None if it does not concern the run; otherwise its verdict includes the effect on the
+proven figure. To add a rule, it therefore suffices to write one function with the decorator `rule`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedlgm.check.verdict import Verdict
 
 Rule = Callable[[Settings], Verdict | None]
 RULES: dict[str, Rule] = {}
-"""All rules by name, in the order of the report."""
+"""All rules by name, in the order in which a report lists their verdicts."""
 
 _MEDCLIP = (
     "As published (MedClip), bounds and noise scales are medians of private norms: the noise scale "
@@ -36,7 +36,7 @@ _WITHOUT_BOUND = {
 
 
 def rule(function: Rule) -> Rule:
-    """Register a rule under its function's name.
+    """Register a rule under the name of its function, with spaces for underscores.
 
     Example:
         >>> RULES["delta"](Settings(delta=0.01, population=500)).status
@@ -48,7 +48,7 @@ def rule(function: Rule) -> Rule:
 
 @rule
 def description(settings: Settings) -> Verdict | None:
-    """Whether the figure can be computed."""
+    """Judge whether the description has all settings that the figure needs."""
     if settings.mechanism in _WITHOUT_BOUND:
         return None
     missing = [
@@ -69,7 +69,7 @@ def description(settings: Settings) -> Verdict | None:
 
 @rule
 def mechanism(settings: Settings) -> Verdict | None:
-    """Whether the mechanism is private at all."""
+    """Judge whether the mechanism is private at all."""
     if settings.mechanism in _WITHOUT_BOUND:
         return Verdict("broken", _WITHOUT_BOUND[settings.mechanism], bound=False)
     if settings.mechanism.partition(":")[0] in WEIGHTED_PAPERS:
@@ -102,7 +102,7 @@ def mechanism(settings: Settings) -> Verdict | None:
 
 @rule
 def sampling(settings: Settings) -> Verdict | None:
-    """Whether the run samples as its accounting assumes."""
+    """Judge whether the run samples as its accounting assumes."""
     sampler, accounted = settings.sampler, settings.accounted_as
     amplifies = accounted in ("poisson", "fixed")
     if settings.trust == "local" and settings.unit != "example":
@@ -165,7 +165,7 @@ def sampling(settings: Settings) -> Verdict | None:
 
 @rule
 def last_batch(settings: Settings) -> Verdict | None:
-    """Whether leaving out a batch depends on private data."""
+    """Judge whether batches are left out by a rule that depends on the data."""
     if not settings.drop_last:
         return None
     if settings.sampler == "poisson":
@@ -184,7 +184,7 @@ def last_batch(settings: Settings) -> Verdict | None:
 
 @rule
 def denominator(settings: Settings) -> Verdict | None:
-    """Whether the denominator is public."""
+    """Judge whether the denominator is public."""
     if settings.denominator == "expected":
         return Verdict("holds", "The sum is divided by a public number.")
     if settings.denominator is None:
@@ -210,7 +210,7 @@ def denominator(settings: Settings) -> Verdict | None:
 
 @rule
 def weights(settings: Settings) -> Verdict | None:
-    """Whether weights are public."""
+    """Judge whether the units' weights are public."""
     if settings.weights == "examples":
         return Verdict(
             "broken",
@@ -228,7 +228,7 @@ def weights(settings: Settings) -> Verdict | None:
 
 @rule
 def clipping(settings: Settings) -> Verdict | None:
-    """Whether each unit's contribution is bounded."""
+    """Judge whether each unit's contribution is bounded."""
     if settings.clipping == "unit":
         return Verdict("holds", "Each unit's contribution is bounded before the noise.")
     if settings.clipping in _UNBOUNDED:
@@ -272,8 +272,8 @@ _UNBOUNDED = {
 
 
 def _adaptive(settings: Settings) -> Verdict:
-    """Judge a bound that follows a noisy count. The count has sensitivity 1 and is divided by a
-    private number.
+    """Judge a bound that follows a noisy count with sensitivity 1, which is divided by a number
+    that is not public.
     """
     noise, count_std = settings.noise_multiplier, settings.count_std
     if count_std is None or noise is None:
@@ -283,9 +283,9 @@ def _adaptive(settings: Settings) -> Verdict:
             bound=False,
             missing=("count_std",) if count_std is None else (),
         )
-    # joint release of a sum of sensitivity 1 over noise and a count of sensitivity 1 over
-    # count_std; Opacus gives the sum more noise than that, because it charges the count for half of
-    # this sensitivity
+    # the joint release of a sum with sensitivity 1 and noise `noise`, and a count with sensitivity
+    # 1 and noise `count_std`; Opacus gives the sum more noise than `noise`, because it charges the
+    # count for a sensitivity of 1/2
     return Verdict(
         "conditional",
         "The bound follows a noisy count that is not centred, so its sensitivity is 1 and not 1/2. "
@@ -298,7 +298,7 @@ def _adaptive(settings: Settings) -> Verdict:
 
 @rule
 def scale_of_the_noise(settings: Settings) -> Verdict | None:
-    """Whether noise of the sum's scale is added to the sum."""
+    """Judge whether the noise is scaled for the quantity, sum or mean, to which it is added."""
     size: float | None = settings.batch_size
     if size is None and settings.sampling_rate and settings.population:
         size = settings.sampling_rate * settings.population
@@ -325,7 +325,9 @@ def scale_of_the_noise(settings: Settings) -> Verdict | None:
 
 
 def _noise_size(scaled: int | None, size: float | None) -> Verdict | None:
-    """Judge noise on a mean over `size` units that is scaled for a mean over `scaled` units."""
+    """Judge noise that is scaled for a mean over `scaled` units, but is added to a mean over `size`
+    units.
+    """
     if scaled is None or scaled == size:
         return None
     if size is None:
@@ -339,7 +341,7 @@ def _noise_size(scaled: int | None, size: float | None) -> Verdict | None:
 
 @rule
 def repeated_noise(settings: Settings) -> Verdict | None:
-    """Whether noise is added once."""
+    """Judge whether noise is added exactly once."""
     if settings.noise_additions == 1:
         return None
     # under local trust the receiver may know the noise of the other clients
@@ -354,7 +356,7 @@ def repeated_noise(settings: Settings) -> Verdict | None:
 
 @rule
 def layers(settings: Settings) -> Verdict | None:
-    """Whether the layers' releases are composed."""
+    """Judge whether the epsilons of the layers were combined validly."""
     if settings.layers is None or settings.layers == 1:
         return None
     if settings.layer_claim == "joint":
@@ -365,14 +367,15 @@ def layers(settings: Settings) -> Verdict | None:
         "Each layer's epsilon is stated for the model, but all layers come from the same data."
         if parallel
         else "The layers' epsilons are added, which is valid; their joint epsilon is smaller.",
-        # l2 norms add up as squares; the l1 norms of Laplace noise add up as they are
+        # the squares of l2 norms add up over layers; for Laplace noise, the l1 norms themselves add
+        # up
         factor=1 / (settings.layers if settings.mechanism == "laplace" else settings.layers**0.5),
     )
 
 
 @rule
 def neighbours(settings: Settings) -> Verdict | None:
-    """Whether the stated relation is the relation of the proof."""
+    """Judge whether the stated neighbouring relation is the relation of the proof."""
     if settings.relation == "replace-one":
         return Verdict(
             "conditional",
@@ -393,7 +396,7 @@ def neighbours(settings: Settings) -> Verdict | None:
 
 @rule
 def people(settings: Settings) -> Verdict | None:
-    """Whether one person has one unit."""
+    """Judge whether each person has only one unit."""
     if settings.units_per_person == 1:
         return None
     return Verdict(

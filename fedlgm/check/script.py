@@ -1,4 +1,4 @@
-"""Reports on Python scripts, which are read and not run."""
+"""Reports on Python scripts, which are read but not run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EVENTS: dict[str, tuple[str, ...]] = {
     "compose": ("event", "steps"),
     "step": (),
 }
-"""Calls that state what an accountant composes."""
+"""Calls that show what an accountant composes, with the names of their positional arguments."""
 _CALLS = (*_OPACUS, "LocalDpMod", *STRATEGIES, *_TENSORFLOW, *FILTERS)
 _ALIASES = {
     **{"q": "sampling_rate", "sampling_probability": "sampling_rate"},
@@ -61,15 +61,16 @@ _IGNORED = {
 def read_script(text: str, **settings: Any) -> Report:
     """Check a training script by its calls; the script is not run.
 
-    It reads calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower (strategies for
-    differential privacy, `LocalDpMod`), TensorFlow Privacy (`compute_dp_sgd_privacy`, or events of
-    dp_accounting) and NVFlare (its privacy filters). It reads arguments that consist of numbers,
-    texts, arithmetic, and names that the script assigns once. Other code is read for what it shows
-    about the run: loaders, loops, optimizers, seeds, mods.
+    The function reads calls of Opacus (`make_private`, `make_private_with_epsilon`), Flower
+    (strategies for differential privacy, `LocalDpMod`), TensorFlow Privacy
+    (`compute_dp_sgd_privacy`, or events of dp_accounting) and NVFlare (its privacy filters). It
+    reads arguments that consist of numbers, texts, arithmetic, and names to which the script
+    assigns a value only once. Loaders, loops, optimizers, seeds and mods are read for what they
+    show about the run.
 
     Args:
         text: source of the script.
-        settings: further settings, for what the script does not show.
+        settings: further settings, which the script does not show.
 
     Raises:
         ConfigError: the text is not Python, has no such call or several of them, or contradicts a
@@ -83,7 +84,7 @@ def read_script(text: str, **settings: Any) -> Report:
     """
     source = Source(text)
     calls = source.named(*_CALLS) or source.named("GaussianDpEvent", "compute_rdp")
-    attached = [  # an engine before Opacus 1.0 has the noise
+    attached = [  # in Opacus before 1.0, the engine takes the noise
         call
         for call in source.named("PrivacyEngine", "DPOptimizer")
         if "noise_multiplier" in source.arguments(call) and not calls
@@ -130,7 +131,9 @@ def read_script(text: str, **settings: Any) -> Report:
 def _values(
     source: Source, call: ast.Call, names: tuple[str, ...], reading: list[Verdict]
 ) -> dict[str, Any]:
-    """Arguments of the call that is checked; `names` are the names of the positional arguments."""
+    """Return those arguments of the checked call that can be read; `names` are the names of the
+    positional arguments.
+    """
     for word in call.keywords:
         if word.arg is None:
             why = f"Line {call.lineno}: the arguments **{ast.unparse(word.value)} are not read."
@@ -149,7 +152,9 @@ def _read(
     reading: list[Verdict],
     positions: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The given arguments of a call, as far as they can be read. The others are reported."""
+    """Return the values of the given arguments of a call. Arguments that cannot be read are
+    reported in `reading`.
+    """
     values: dict[str, Any] = {}
     for name, node in source.arguments(call, positions).items():
         value = source.value(node)
@@ -162,7 +167,9 @@ def _read(
 
 
 def _accounted(source: Source) -> dict[str, Any]:
-    """Values of an accounting that the script does itself."""
+    """Return the values that the script itself passes to an accountant, without values that differ
+    between its calls.
+    """
     values: dict[str, set[Any]] = {}
     for call in source.named(*_EVENTS):
         words = source.words(call, _EVENTS[call_name(call)])
@@ -176,7 +183,9 @@ def _accounted(source: Source) -> dict[str, Any]:
 
 
 def _single(source: Source, word: str, *names: str) -> Any:
-    """The value of an argument, if all calls with this keyword, or all of `names`, agree."""
+    """Return the value of an argument if all calls that have it (of all functions, or of the
+    functions `names`) agree; otherwise None.
+    """
     calls = source.named(*names) if names else source.calls
     words = [source.words(call, (word,) if names else ()) for call in calls]
     values = {values[word] for values in words if isinstance(values.get(word), int | float)}
@@ -228,8 +237,8 @@ def _flower(
 def _tensorflow(
     source: Source, call: ast.Call, reading: list[Verdict], settings: dict[str, Any]
 ) -> Report:
-    """The values that are accounted for. They are also the values of the run, unless the script
-    shows other values.
+    """Check a script that uses TensorFlow Privacy. The values that are accounted for are also taken
+    as the values of the run, unless the script shows other values.
     """
     name = call_name(call)
     if name in _TENSORFLOW:
@@ -240,7 +249,7 @@ def _tensorflow(
         facts = accounted = _accounted(source)
         if source.named("PoissonSampledDpEvent", "compute_rdp"):
             facts = {**facts, "accounted_as": "poisson"}
-        else:  # each release has every example that takes part in it
+        else:  # without sampling, every example takes part in each release
             facts = {"noise_multiplier": facts.get("noise_multiplier"), "accounted_as": "none"}
             accounted = {**accounted, "sampling_rate": 1.0}
         for other in source.named("get_epsilon", "get_privacy_spent"):
@@ -254,7 +263,7 @@ def _tensorflow(
 
 
 def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
-    """What the optimizer, the pipeline and `fit` of TensorFlow show."""
+    """Return the settings that TensorFlow's optimizer, input pipeline and `fit` show."""
     run: dict[str, Any] = {"batch_size": _single(source, "batch_size", "batch")}
     for call in source.calls:
         kind = call_name(call)
@@ -264,7 +273,7 @@ def _training(source: Source, reading: list[Verdict]) -> dict[str, Any]:
             run |= {_ALIASES.get(key, key): value for key, value in words.items()}
             given = "num_microbatches" in source.arguments(call, _OPTIMIZER)
             if words.get("num_microbatches") is None and given == ("num_microbatches" in words):
-                run["clipping"] = "unit"  # the default: one microbatch for each example
+                run["clipping"] = "unit"  # by default, each example is a microbatch
         elif kind == "fit":
             words = _read(source, call, ("epochs", "batch_size"), reading)
             run |= words

@@ -28,8 +28,8 @@ from fedlgm.wording import alternatives
 
 MOST_RELEASES, _LARGEST = 1_000_000, 10**15
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
-"""Noise multipliers for which figures are computed: less noise has no figures, and more noise
-counts as the largest multiplier.
+"""Least and largest noise multiplier for which figures are computed. With less noise there are no
+figures, and more noise is treated as the largest multiplier.
 """
 PLAIN_MECHANISMS = (
     "gaussian",
@@ -63,52 +63,54 @@ Quantity = Literal["sum", "mean"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a run, and what its authors state. None means that a setting is not known.
+    """What a run does, and what its authors state. None means that a setting is not known.
 
     Attributes:
         mechanism: "gaussian", "laplace", "none", or a mechanism of `MECHANISMS`, such as
             "ladp:published".
-        noise_multiplier: standard deviation (Laplace: scale) of the noise on the sum over `clip`.
-        clip: l2 bound of one unit's contribution.
+        noise_multiplier: standard deviation (for Laplace noise, scale) of the noise on the sum,
+            divided by `clip`.
+        clip: bound of the norm of one unit's contribution.
         clipping: what is bounded: "unit" (each unit's contribution), "microbatch" (means of several
             examples), "batch" (the mean of a batch), "none", "mixed" (contributions that depend on
             other units, as with BatchNorm), "rescaled" (contributions that are first scaled with
-            the realised batch size), "adaptive" (each unit's, with a bound that follows a noisy
-            count), "adaptive-late" (the same, with the noise of the next bound).
+            the realised batch size), "adaptive" (each unit's contribution, with a bound that
+            follows a noisy count), "adaptive-late" (the same, but the noise is scaled with the next
+            step's bound).
         count_std: standard deviation of the noise of the count of an adaptive bound.
         norm: norm that is bounded, "l1" or "l2".
-        layers, layer_claim: number of layers that have their own bound and noise, with
-            `noise_multiplier` relative to the layer's bound; how their epsilons were combined:
-            "joint", "sum" or "parallel" (the largest of them).
+        layers, layer_claim: number of layers with separate bounds and noise, and how their epsilons
+            were combined: "sum", "parallel" (the largest of them) or "joint". For "sum" and
+            "parallel", `noise_multiplier` is relative to the bound of a layer; for "joint", to the
+            bound of all layers together.
         noise_on, noise_scale: the quantity to which the noise is added, and the quantity for which
             the noise is scaled, "sum" or "mean".
-        noise_size: the noise is scaled for a mean over this number of units, if it differs from the
+        noise_size: number of units for whose mean the noise is scaled, if it differs from the
             number of units in a step.
         noise_additions: how often independent noise of this scale is added.
-        noise_seed: "secret" or "public".
+        noise_seed: whether the seed of the noise is "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
             a fixed size, drawn anew for each step) or "all".
-        sampling_rate, batch_size, population: probability of a unit to take part in a step, units
-            per batch, units in the data.
-        epochs, steps: passes over the data; releases (in a federation, rounds).
-        participations: largest number of steps in which one unit takes part.
-        drop_last: whether batches are left out because of their size.
-        denominator: divisor of a sum, "expected" (a public number) or "realised".
-        weights: weights of the units, "uniform" or "examples" (private numbers of examples).
-        unit, relation: protected unit; stated neighbouring relation. A relation of None lets the
-            report choose the relation of its proof.
-        trust: "central", or "local" (each client adds its own noise).
-        units_per_person: units of one person, if the statement is about people.
-        delta, epsilon: as stated.
-        stated_for: what the stated epsilon covers: "round", "epoch", "part" (what followed the last
+        sampling_rate, batch_size, population: probability that a unit takes part in a step, units
+            per batch, units in the data. epochs, steps: number of passes over the data, and number
+            of releases (in a federation, rounds). participations: largest number of steps in which
+            one unit takes part. drop_last: whether batches are left out because of their size.
+            denominator: divisor of a sum, "expected" (a public number) or "realised". weights:
+            weights of the units, "uniform" or "examples" (private numbers of examples). unit,
+            relation: unit of privacy, and stated neighbouring relation. With a relation of None,
+            the report chooses the relation of its proof.
+        trust: "central", or "local" (each client adds noise to its release). units_per_person:
+        largest number of units of one person, if epsilon is stated for people. delta, epsilon: the
+        stated delta and epsilon. stated_for: what the stated epsilon covers: "round", "epoch",
+        "part" (what followed the last
             start of the accountant) or "run".
-        accounted_as: sampling that the accounting assumed: "poisson", "fixed" or "none".
-        accounted: values with which epsilon was computed, where they may differ from the values of
+        accounted_as: sampling that the accounting assumed, "poisson", "fixed" or "none". accounted:
+        values with which epsilon was computed, where they may differ from the values of
             the run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`,
             `steps`.
-        accountant: "pld", "rdp", "prv", "gdp" or "classical" (sqrt(2 ln(1.25 / delta)) / epsilon).
-        orders: Renyi orders of the accounting, each above 1.
-        runs, search_charged: number of runs on the same data, this one included, and whether the
+        accountant: "pld", "rdp", "prv", "gdp" or "classical" (the noise multiplier is sqrt(2
+        ln(1.25 / delta)) / epsilon). orders: Renyi orders of the accounting, each above 1. runs,
+        search_charged: number of runs on the same data, this one included, and whether the
             stated epsilon covers all of them.
 
     Raises:
@@ -168,7 +170,7 @@ class Settings:
                 kind: Callable[[Any], float] = int if field.name in _WHOLE else float
                 object.__setattr__(self, field.name, kind(value))
         self._check_together()
-        if self.rate == 1:  # every unit is in every step, whatever the sampler is called
+        if self.rate == 1:  # every unit takes part in every step, whatever the sampler is called
             object.__setattr__(self, "sampler", "all")
             if self.accounted_as and self.as_accounted().rate == 1:
                 object.__setattr__(self, "accounted_as", "none")
@@ -217,14 +219,16 @@ class Settings:
 
     @property
     def rate(self) -> float | None:
-        """Probability of a unit to take part in a step."""
+        """Probability that a unit takes part in a step."""
         if self.sampling_rate is not None:
             return self.sampling_rate
         return self.batch_size / self.population if self.batch_size and self.population else None
 
     @property
     def releases(self) -> int | None:
-        """Number of steps, rounded up."""
+        """Number of releases: the number of steps if it is given, or else the number that the
+        epochs and the rate imply, rounded up.
+        """
         if self.steps is not None:
             return self.steps
         if self.epochs is None or self.rate is None:
@@ -232,7 +236,7 @@ class Settings:
         return _ceil(self.epochs / self.rate)
 
     def as_accounted(self) -> Settings:
-        """The run's settings, but with the values for which epsilon was computed."""
+        """Return settings with the values for which epsilon was computed."""
         values = dict(self.accounted or {})
         if not {"epochs", "steps"} & set(values):
             values |= {"epochs": self.epochs, "steps": self.steps}
@@ -246,7 +250,7 @@ class Settings:
 
     @property
     def participation_count(self) -> int | None:
-        """Largest number of steps in which one unit takes part, whatever is drawn."""
+        """Largest number of steps in which one unit can take part, whatever batches are drawn."""
         count = self.releases
         if self.sampler == "shuffle":
             epochs = [_ceil(self.epochs)] if self.epochs is not None else []
@@ -262,18 +266,18 @@ class Settings:
 
 
 def _ceil(value: float) -> int:
-    """`value` rounded up, and at least 1. The rounding error of a quotient such as 60 / (1 / 7)
-    does not add a step.
+    """Round `value` up, to at least 1. The rounding error of a quotient such as 60 / (1 / 7) does
+    not add a step.
     """
     nearest = max(1, round(value)) if math.isfinite(value) else 2 * MOST_RELEASES
     return nearest if abs(value - nearest) <= 1e-9 * max(1, value) else math.ceil(value)
 
 
 def build_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from values by name; "rounds" is another name of "steps".
+    """Make settings from values by name; "rounds" is another name of "steps".
 
     Raises:
-        ConfigError: a name is unknown, or see `Settings`.
+        ConfigError: a name is unknown, or `Settings` refuses a value.
 
     Example:
         >>> build_settings({"rounds": 3}).steps

@@ -1,4 +1,4 @@
-"""A Python script as its syntax tree: constants, calls, and where names come from."""
+"""Reading of a Python script by its syntax tree: constants, calls, and what names stand for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Source:
-    """A script.
+    """A Python script, which is parsed but not run.
 
     Attributes:
         calls: all calls, in the order of their lines.
@@ -55,11 +55,11 @@ class Source:
         self.calls = sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
     def nodes(self, *kinds: Any) -> list[Any]:
-        """All nodes of some kinds."""
+        """Return all nodes of the syntax tree of the given kinds."""
         return [node for node in ast.walk(self.tree) if isinstance(node, kinds)]
 
     def named(self, *names: str) -> list[ast.Call]:
-        """Calls of functions by their last name."""
+        """Return the calls of functions with these names, such as "step" for `optimizer.step()`."""
         return [call for call in self.calls if call_name(call) in names]
 
     def expression(self, node: ast.expr) -> ast.expr:
@@ -69,7 +69,9 @@ class Source:
         return self._names.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def before(self, node: ast.expr) -> ast.expr | None:
-        """What a name stands for where it is used, for example the only assignment above it."""
+        """Return the expression that a name stands for where it is used, if exactly one assignment
+        to the name is above it. A call is returned unchanged.
+        """
         if isinstance(node, ast.Call):
             return node
         values = self.assigned(node)
@@ -77,7 +79,7 @@ class Source:
         return above[0] if len(above) == 1 else None
 
     def assigned(self, node: ast.expr) -> list[ast.expr]:
-        """All expressions that the script assigns to a name."""
+        """Return all expressions that the script assigns to a name or attribute."""
         places = self.sources(node)
         return [
             assignment.value
@@ -87,7 +89,9 @@ class Source:
         ]
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """Compute the value of an expression of constants; `UNREAD` for any other expression."""
+        """Compute the value of an expression that consists of constants. Return `UNREAD` for any
+        other expression.
+        """
         if depth > 20:
             return UNREAD
         if isinstance(node, ast.Constant):
@@ -129,14 +133,15 @@ class Source:
         return {key: value for key, value in values.items() if value is not UNREAD}
 
     def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes that contain a node, the innermost first."""
+        """Yield the nodes that contain a node, innermost first."""
         while node in self._parents:
             node = self._parents[node]
             yield node
 
     def repetition(self, node: ast.AST, depth: int = 0) -> str | None:
-        """What repeats a node: a loop, a training handler of a federated client, or a loop around
-        calls of its function.
+        """Describe what repeats a node: a loop around it, a training handler of a federated client,
+        or a loop around a call of the function that contains it. Return None if nothing repeats the
+        node.
         """
         for outer in self.around(node):
             if isinstance(outer, _LOOPS):
@@ -154,8 +159,8 @@ class Source:
         return None
 
     def sources(self, node: ast.expr, depth: int = 0) -> set[tuple[ast.AST, str]]:
-        """What a name or attribute stands for, as scopes and texts. A parameter of a function
-        stands for the arguments of the script's calls of this function.
+        """Identify what a name or attribute stands for by pairs (scope, text). A parameter of a
+        function stands for the arguments in the script's calls of this function.
         """
         scope = self._scope(node)
         text = ast.unparse(node)
@@ -172,7 +177,9 @@ class Source:
         return places
 
     def _scope(self, node: ast.expr) -> ast.AST:
-        """The function that binds a name, or the script; attributes belong to the script."""
+        """Return the innermost function around a name that binds it, or else the script's tree.
+        Attributes belong to the script.
+        """
         if isinstance(node, ast.Name):
             for outer in self.around(node):
                 if isinstance(outer, _FUNCTIONS) and any(
@@ -183,7 +190,7 @@ class Source:
 
 
 def call_name(call: ast.expr) -> str:
-    """Return the last name of a called function; "" for any other expression."""
+    """Return the last part of the name of a called function; "" for any other expression."""
     function = call.func if isinstance(call, ast.Call) else None
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -191,12 +198,12 @@ def call_name(call: ast.expr) -> str:
 
 
 def receiver(call: ast.Call) -> ast.expr | None:
-    """The object whose method is called."""
+    """Return the object whose method is called; None if the call is not a call of a method."""
     return call.func.value if isinstance(call.func, ast.Attribute) else None
 
 
 def _constants(tree: ast.AST) -> dict[str, ast.expr]:
-    """Expressions of the names that the script assigns exactly once."""
+    """Return the expression of each name to which the script assigns a value exactly once."""
     count: Counter[str] = Counter()
     names: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
@@ -208,7 +215,7 @@ def _constants(tree: ast.AST) -> dict[str, ast.expr]:
 
 
 def _bound(node: ast.AST) -> list[str]:
-    """Names that a node binds."""
+    """Return the names that a node binds."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
         return [node.id]
     if isinstance(node, ast.arg):

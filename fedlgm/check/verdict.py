@@ -15,15 +15,15 @@ class Verdict:
     """The verdict on one assumption.
 
     Attributes:
-        status: "holds"; "conditional": it holds on a condition, a setting is missing, or the
-            statement is valid but belongs to another mechanism; "broken".
+        status: "holds"; "conditional" (the assumption holds only on a condition, a setting is
+            missing, or the stated epsilon is valid but is that of another mechanism); or "broken".
         why: the reason for the verdict, as text.
-        factor: noise multiplier of the run divided by the stated one.
-        times: how often all releases happened.
+        factor: the run's effective noise multiplier divided by the stated one.
+        times: how often all releases took place.
         units: number of units that one person contributes or that one replacement changes.
-        scheduled: whether the proof takes the schedule of participations as given: sampling does
-            not lower epsilon, and the relation is "zero-out".
-        bound: whether any figure can be proven in spite of this verdict.
+        scheduled: whether the proof must treat the schedule of participations as fixed, so that
+            sampling does not lower epsilon and the relation is "zero-out".
+        bound: whether a figure can be proven in spite of this verdict.
         missing: settings without which the assumption cannot be judged.
         rule: name of the rule.
 

@@ -73,7 +73,7 @@ OPTIONS = {
     TABLE: ("file", "test_file", "classes", *_COLUMNS, *ENCODING),
     f"{HUB}owner/name": ("subset", "splits", *_COLUMNS, "image_size", "channels"),
 }
-"""The options of `load` for each kind of set, by the name of the kind."""
+"""Names of the options of `load` for each kind of set that has options besides `pixels`."""
 
 
 def names() -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def load(
         name: one of `names()`; "synthetic-N" for synthetic data with N training samples; or
             "hf:owner/name" for a data set of the Hugging Face Hub, whose files may be in
             `data_dir`. The suffix "/private" or "/public" selects one half of a bundled set's
-            training examples, by a fixed random division; it serves runs that need public examples
+            training examples; the division is random but fixed, for runs that need public examples
             of the same kind. Your own data are a `DataSet`, a mapping for `DataSet.from_mapping`,
             or a function without arguments that returns such an object; "package.module:name" may
             refer to any of these three.
@@ -137,9 +137,9 @@ def load(
             `labels`, `image_size` and `channels`.
 
     Returns:
-        The set. Unless `pixels` is given, pixels lie in [-1, 1]; in grey images -1 is the
-        background and 1 the ink. The pixels are scaled by constants that do not depend on the data,
-        which costs no privacy. Synthetic inputs are not bounded.
+        The set. Unless `pixels` is given, pixels lie in [-1, 1]; in the grey images of digits,
+        letters and clothes, -1 is the background. Pixels are scaled by constants that do not depend
+        on the data, which costs no privacy. Synthetic inputs are not bounded.
 
     Raises:
         ConfigError: if the name is unknown or does not import.
@@ -203,21 +203,21 @@ def only_test_examples(
     pixels: Sequence[float] | None = None,
     **options: Any,
 ) -> DataSet:
-    """Load a bundled set with its test examples in the place of the training examples.
+    """Load a bundled set in which the test examples take the place of the training examples.
 
-    If the set has separate files of training examples, these are not opened and need not exist.
-    Generated sets, sets from scikit-learn, and texts have no such files: the whole set is loaded,
-    and all of its examples are published.
+    If the training examples are in separate files, these files are not opened and need not exist.
+    Generated sets, sets from scikit-learn, and texts have no such files, so the whole set is
+    loaded; all examples of these sets are public.
 
     Args:
-        name: see `load`; the name of a set, or of half of a set.
+        name: the name of a bundled set, or of half of such a set; see `load`.
         data_dir: see `load`.
         pixels: see `load`.
-        options: not used; every set that has options is refused.
+        options: ignored; sets that take such options are refused.
 
     Raises:
-        ConfigError: the name is unknown, or it stands for a user's data, whose test examples are
-            read together with private examples.
+        ConfigError: the name is unknown, or it stands for a user's data, whose test examples would
+            be read together with private training examples.
         DataError: see `load`.
 
     >>> found = only_test_examples("digits")
@@ -254,7 +254,7 @@ def reading_options(name: str) -> tuple[str, ...]:
 
 
 def _refuse_others(name: Loadable, label: str, options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an option is not one that `load` accepts for the set."""
+    """Raise ConfigError if `load` does not accept one of the options for the set."""
     for key in options:
         if not isinstance(name, str) or key not in reading_options(name):
             kinds = " or ".join(repr(kind) for kind, keys in OPTIONS.items() if key in keys)
@@ -279,8 +279,8 @@ def outline(
     channels: int = 3,
     **options: Any,
 ) -> DataSet | None:
-    """Describe the shapes and classes of a set by a set without examples. The result is None if
-    they are unknown before the set is loaded.
+    """Make a set without examples that has the shapes and classes of a set. The result is None if
+    the shapes and classes are unknown before the set is loaded.
 
     Args:
         name: see `load`.
@@ -337,10 +337,10 @@ def published_examples(name: str, train_images: int | None = None) -> int | None
 
 
 def with_users(data: Any, users: Any) -> Any:
-    """Add the user of each training example to a user's own data.
+    """Add to your own data the user of each training example.
 
     Args:
-        data: the user's data, as for `load`.
+        data: your own data, as for `load`.
         users: the name of a column of the tables, or the user of each training example [n]; with
             None the data are returned unchanged.
 
@@ -367,15 +367,17 @@ def with_users(data: Any, users: Any) -> Any:
 
 
 def _two_parts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the mapping; of a `datasets.DatasetDict`, only the splits "train" and "test"."""
+    """Return only the splits "train" and "test" of a `datasets.DatasetDict`; return any other
+    mapping unchanged.
+    """
     if not hasattr(data, "push_to_hub") or "test" not in data:
-        return data  # without a test part, `load` names the part that may be it
+        return data  # `load` then says which part may be the test part
     return {part: data[part] for part in ("train", "test") if part in data}
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split the name of a half of a set into the set's name and "public" or "private". Any other
-    name is returned with "".
+    """Split the name of half of a set into the set's name and "public" or "private". Any other name
+    is returned whole, together with "".
     """
     half = _HALF.fullmatch(name)
     return (name, "") if half is None else (half[1], half[2])
@@ -383,7 +385,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def overlap(one: str, other: str) -> bool:
     """Whether the sets with these two names may share training examples. The public and the private
-    half of a set share none.
+    half of a set share no example.
 
     Example:
         >>> overlap("digits/public", "digits/private"), overlap("digits/public", "digits")
@@ -439,7 +441,9 @@ def _rescale_pixels(data: DataSet, pixels: tuple[float, ...]) -> DataSet:
 
 
 def _own(source: Any, label: str) -> DataSet:
-    """Convert a user's data to a checked set; a function is called for its data first."""
+    """Convert a user's data to a checked set. If `source` is a function, it is called first, and
+    its result is converted.
+    """
     if callable(source):
         with users_code(f"data set {label}", source, DataError):
             source = source()

@@ -1,5 +1,5 @@
-"""Partition schemes that `flwr-datasets` does not have, and a version of its Dirichlet scheme for
-very large numbers of clients.
+"""Partition schemes that `flwr-datasets` does not have, and a version of its Dirichlet scheme that
+is fast for very large numbers of clients.
 
 The function of each scheme maps (labels [n], clients, ring) to the number of the client that gets
 each sample, its owner (int64 [n], with -1 for no client). The functions use operations on whole
@@ -33,7 +33,7 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
         alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range.
@@ -46,12 +46,13 @@ def dirichlet_large(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: f
 
 
 def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.ndarray:
-    """Divide samples among clients of equal size (up to one sample), each with a separate mixture
-    of classes (Hsu, Qi and Brown, 2019).
+    """Divide samples among clients whose sizes differ by at most one, each with its own mixture of
+    classes (Hsu, Qi and Brown, 2019).
 
-    Client i draws q_i ~ Dirichlet(alpha * prior) over the classes, and then draws its samples by
-    q_i without replacement. When a class has no samples left, q_i is renormalised over the
-    remaining classes. The last clients therefore get the remaining samples.
+    Client i draws q_i ~ Dirichlet(alpha * prior), where the prior holds the shares of the classes
+    in the data, and then draws its samples with class probabilities q_i, without replacement. When
+    a class has no samples left, q_i is renormalised over the remaining classes. The last clients
+    therefore get the remaining samples.
 
     Args:
         labels: labels, int [n].
@@ -62,7 +63,7 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
             corresponds to alpha = K a.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if alpha is out of range.
@@ -77,10 +78,10 @@ def hsu(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) -> np.
         q = rng.dirichlet(concentration)
         while size:
             p = q * (left > 0)
-            # If the remaining classes have no mass in q, draw from all remaining samples.
+            # If q is zero for all remaining classes, draw from all remaining samples.
             p = p / p.sum() if p.sum() > 0 else left / left.sum()
-            # Draws of a class beyond its last sample are rejected and repeated. This gives the law
-            # of successive renormalised draws.
+            # Draws of a class that has no samples left are rejected and repeated. The result has
+            # the same law as single draws with renormalised probabilities.
             taken = np.minimum(rng.multinomial(size, p), left)
             counts[client] += taken
             left -= taken
@@ -106,7 +107,7 @@ def isolation(
         private_class: the class to hide; by default the largest label.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if there are fewer than two clients or no sample of the private class.
@@ -149,7 +150,8 @@ def isolation_i(
             classes.
 
     Returns:
-        Owner of each sample; samples beyond the equal shares belong to no client.
+        The number of the client that gets each sample, int64 [n], or -1 for samples beyond the
+            equal shares.
 
     Raises:
         ConfigError: if an option is out of range or there are too few samples.
@@ -159,7 +161,7 @@ def isolation_i(
     rng = ring.numpy_generator(Purpose.PARTITION, _STREAM)
     members = _members(labels, rng)
     hidden = members.pop(private)
-    public = labels_per_client - 1  # number of public labels of each client, also of the last
+    public = labels_per_client - 1  # number of public labels of each client, including the last
     if public > len(members):
         raise ConfigError(
             f"labels_per_client={labels_per_client} exceeds the {len(members) + 1} classes of the "
@@ -201,10 +203,10 @@ def isolation_ii(
 ) -> np.ndarray:
     """Divide samples with quantity skew, Distribution II of the LaDP-FL paper (Section VII-B6).
 
-    There are two heterogeneous Dirichlet divisions (as in FedLab's `hetero_dir_partition`, but
+    Two heterogeneous Dirichlet divisions are made (as in FedLab's `hetero_dir_partition`, but
     without its unbounded retries): the public classes are divided among all clients, and the
-    private class among all clients except the last. At the paper's alpha = 0.01 about half of a
-    hundred clients stay empty.
+    private class among all clients except the last. At the paper's alpha = 0.01, about half of a
+    hundred clients get no samples.
 
     Args:
         labels: labels, int [n].
@@ -214,7 +216,7 @@ def isolation_ii(
         alpha: concentration of both divisions, > 0.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range.
@@ -242,7 +244,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
         users: user of each sample, int [n], such as `DataSet.train_user`.
 
     Returns:
-        Owner of each sample; every sample has one.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if `users` does not match the labels or there are fewer users than clients.
@@ -265,9 +267,7 @@ def natural(labels: np.ndarray, clients: int, ring: KeyRing, *, users: np.ndarra
 
 
 def _empty_assignment(labels: np.ndarray) -> np.ndarray:
-    """Make an array for the owner of each sample. All entries are -1, because no sample has an
-    owner yet.
-    """
+    """Make an array for the owner of each sample, in which all entries are -1 (no client)."""
     return np.full(len(labels), -1, dtype=np.int64)
 
 
@@ -298,7 +298,9 @@ def _even_sizes(total: int, parts: int) -> np.ndarray:
 
 
 def _deal(owner: np.ndarray, members: Iterable[np.ndarray], counts: np.ndarray) -> None:
-    """For all i and k, give client i the next `counts[i, k]` samples of the k-th class."""
+    """Assign samples to owners: for all i and k, client i gets the next `counts[i, k]` samples of
+    the k-th class.
+    """
     for index, count in zip(members, counts.T, strict=True):
         owner[index[: count.sum()]] = np.repeat(np.arange(len(count)), count)
 
@@ -314,9 +316,9 @@ def _hetero_dirichlet(
     """Divide each class in Dirichlet proportions among the first `clients` clients or, with
     `balance`, among those of these clients that are below average size.
 
-    If the Dirichlet proportions of some of the clients are renormalised, they again follow a
-    Dirichlet distribution. The proportions are therefore drawn for these clients alone, which
-    avoids dividing zero by zero. Until the last sample is assigned, at least one client is below
+    With `balance`, the proportions are drawn for these clients alone. This has the same
+    distribution as drawing proportions for all clients and renormalising those of these clients,
+    but cannot divide zero by zero. Until the last sample is assigned, at least one client is below
     average size.
     """
     sizes = np.zeros(clients, dtype=np.int64)
@@ -332,9 +334,7 @@ def _hetero_dirichlet(
 
 
 WITHOUT_LABELS = ("iid", "natural")
-"""Schemes for data with targets of any kind; all other bundled schemes need targets that are
-classes.
-"""
+"""Schemes that accept targets of any kind; the other bundled schemes need classes as targets."""
 SCHEMES: dict[str, Callable[..., np.ndarray]] = {
     "dirichlet-large": dirichlet_large,
     "hsu": hsu,

@@ -22,7 +22,7 @@ _SITES = 10
 
 @cache
 def digits() -> DataSet:
-    """8x8 digits of `sklearn.datasets.load_digits`, 10 classes, pixels in [-1, 1].
+    """Load the 8x8 digits of `sklearn.datasets.load_digits`, with 10 classes and pixels in [-1, 1].
 
     The split is fixed and public: within each class, every fifth sample in file order is a test
     sample. This gives 1,442 training and 355 test samples.
@@ -37,8 +37,8 @@ def digits() -> DataSet:
 
 
 def _digits_table() -> np.ndarray:
-    """Pixels and classes, float64 [1797, 65]. They are read from scikit-learn's file, because the
-    import of scikit-learn takes a second.
+    """Return the pixels and the class of each digit, float64 [1797, 65]. If possible, they are read
+    directly from scikit-learn's file, because importing scikit-learn takes a second.
     """
     spec = importlib.util.find_spec("sklearn")
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -53,13 +53,13 @@ def _digits_table() -> np.ndarray:
 
 @cache
 def breast_cancer() -> DataSet:
-    """Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer`, divided into ten
-    sites. Target 1 means benign.
+    """Load the Wisconsin breast cancer table of `sklearn.datasets.load_breast_cancer`, divided into
+    ten sites. Target 1 means benign.
 
-    The table has 30 measurements of 569 tumours. They are standardised with mean and standard
-    deviation of the test examples, which are public. The table names no sites, so the split and the
-    sites follow a fixed rule: every fifth row is a test example, and the other rows are assigned to
-    the sites one after another.
+    The table has 30 measurements of 569 tumours. The measurements are standardised with the means
+    and standard deviations of the test examples, which are public. The table has neither a split
+    nor sites, so both follow a fixed rule: every fifth row is a test example, and the other rows
+    are assigned to the sites one after another.
     """
     from sklearn.datasets import load_breast_cancer
 
@@ -93,14 +93,15 @@ def synthetic(
     shape: tuple[int, int, int] = (1, 4, 4),
     seed: int = 0,
 ) -> DataSet:
-    """Gaussian classes for tests with many samples: x = mean[y] + N(0, I), with mean[y] ~ N(0, I)
-    and y uniform.
+    """Generate Gaussian classes for tests with many samples: x = mean[y] + N(0, I), with mean[y] ~
+    N(0, I) and y uniform.
 
     Args:
-        samples: number of training samples; 10,000 test samples of the same law are added.
+        samples: number of training samples; 10,000 test samples with the same distribution are
+            added.
         classes: number of classes.
         shape: shape (C, H, W) of one input.
-        seed: public seed, 0 <= seed < 2**128; it determines every value.
+        seed: public seed, at least 0; together with the sizes it determines every value.
 
     Returns:
         The set, named "synthetic".
@@ -133,4 +134,4 @@ MADE_HERE: dict[str, tuple[Callable[[], DataSet], int]] = {
     "digits": (digits, 1442),
     "breast-cancer": (breast_cancer, 456),
 }
-"""Sets by name, with the published number of training examples of each set."""
+"""For each set, by name, the function that makes it and its number of training examples."""

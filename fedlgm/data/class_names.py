@@ -1,4 +1,6 @@
-"""Names of classes, for options that take a class: a name such as "bird", or a number."""
+"""Names of classes, for options that take a class either by its name, such as "bird", or by its
+number.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,15 @@ numbers."""
 
 
 def names_of(data: DataSet) -> tuple[str, ...]:
-    """Names of a set's classes: the set's labels, or the names of a published set; empty if the
-    classes have only numbers.
+    """Return the names of a set's classes: the set's labels or, if it has none, the names of the
+    published set. The result is empty if the classes have only numbers.
     """
     return data.labels or default_names(data.name)
 
 
 def default_names(name: str) -> tuple[str, ...]:
-    """Names of the classes of a published set or of half of such a set; empty for other sets.
+    """Return the names of the classes of a published set or of half of such a set; empty for other
+    sets.
 
     Example:
         >>> default_names("cifar10/private")[:2], default_names("digits")
@@ -47,11 +50,12 @@ def default_names(name: str) -> tuple[str, ...]:
 
 
 def class_number(data: DataSet, given: int | str) -> int:
-    """The class for a name, a number, or a number as text. Names take precedence over numbers.
+    """Return the number of the class that is given by a name, a number, or a number as text. Names
+    take precedence over numbers.
 
     Args:
         data: the set.
-        given: the class.
+        given: the name or number of the class.
 
     Raises:
         ConfigError: no class of the set has this name or number.

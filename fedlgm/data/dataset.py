@@ -1,6 +1,4 @@
-"""Data sets: training and test examples, as arrays in memory or as arrays that are read when
-needed.
-"""
+"""Data sets: training and test examples, as arrays that are in memory or are read when needed."""
 
 from __future__ import annotations
 
@@ -29,18 +27,18 @@ _KEYS = ("train", "test", "clients", "users", "sites", "classes", "labels", "nam
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training and test examples as contiguous arrays. All code in a process shares these arrays
-    and must not change them.
+    """Training and test examples as contiguous arrays, which all code in a process shares and must
+    not change.
 
     The inputs of bundled image sets are float32 [n, C, H, W], scaled by constants that do not
     depend on the data; their targets are classes. Images that are stored as bytes stay bytes in
     memory (`Pixels`) until `train_x` or `test_x` is accessed; `examples` decodes only the given
-    rows. In the same way, a `LazyArray` is read completely on the first access to `train_x`, and
+    rows. Likewise, a `LazyArray` is read completely on the first access to `train_x`, and
     `examples` reads only the given rows.
 
     Attributes:
-        name: the name with which `fedlgm.data.load` loads the set, or the name in reports of a
-            user's set.
+        name: the name with which `fedlgm.data.load` loads the set; for a user's set, its name in
+            reports.
         train_x: inputs [n, ...], float32 or int64 (tokens); a tuple of such arrays for a model with
             several inputs.
         train_y: targets [n, ...] of any type that the run's task takes.
@@ -50,15 +48,15 @@ class DataSet:
             examples); None for other targets.
         train_user: for sets with natural clients, the user of each training example, int64 [n], in
             [0, users).
-        clients: a division of the training examples among clients that comes with the set, if there
-            is one; `train_user` is then ignored.
-        spent: the privacy cost of private statistics that changed the arrays, such as means and
-            deviations with which the inputs were standardised.
+        clients: a division of the training examples among clients, if such a division comes with
+            the set; `train_user` is then ignored.
+        spent: the privacy cost of noisy statistics of the examples that were used to change the
+            arrays, such as the means and deviations with which the inputs were standardised.
         labels: the name of each class, if the classes have names.
         columns: for tables, the descriptions of the columns of the inputs, in the order of the
             columns.
-        sites: if the users are sites with public names, these names, in the order of the users'
-            numbers.
+        sites: the names of the users in the order of their numbers, if the users are sites with
+            public names.
     """
 
     name: str
@@ -162,14 +160,14 @@ class DataSet:
                 examples. Examples that no client holds are not used.
             users: instead of `clients`, the user of each training example [n], as a number or a
                 name.
-            sites: whether the users are sites, such as hospitals, whose names are public. If single
-                examples are protected, reports name the sites.
-            classes: number of classes, or of tokens in the vocabulary. With None, it is the largest
-                test target plus one, so that it does not depend on private examples.
-            labels: names of the classes, in the order of their numbers. With None, and targets that
+            sites: whether the users are sites, such as hospitals, whose names are public. Reports
+                of runs that protect single examples then name the sites.
+            classes: number of classes, or of tokens in the vocabulary. With None, the number is the
+                largest test target plus one, so that it does not depend on private examples.
+            labels: names of the classes, in the order of their numbers. With None, if the targets
                 are names, the classes are the names among the test targets, in alphabetical order.
-            columns: descriptions of the columns of the inputs. With None, the test inputs are
-                described if they are a table.
+            columns: descriptions of the columns of the inputs. With None, they are derived from the
+                test inputs if these are a table.
             name: name of the set in reports.
 
         Raises:
@@ -215,7 +213,8 @@ class DataSet:
         if named is not None:
             classes = len(named)
         if classes is None and np.issubdtype(test_y.dtype, np.integer):
-            # Numbers below 0 name no class. A task of classes refuses them.
+            # Numbers below 0 stand for no class. Tasks whose targets are classes refuse such
+            # numbers.
             classes = max(int(test_y.max()) + 1, 0) or None
         user = None if users is None else user_numbers(users, len(train_y))
         for client in clients if isinstance(clients, list | tuple) else ():
@@ -240,10 +239,12 @@ class DataSet:
         """Make a set from a mapping {"train": (x, y), "test": (x, y), ...}; further keys are
         options of `from_arrays`.
 
-        Tables may take the place of both pairs of arrays; see `fedlgm.data.tables.as_arrays`.
+        Instead of the two pairs of arrays, the mapping may hold two tables; see
+        `fedlgm.data.tables.as_arrays`.
 
         Raises:
-            DataError: a key is missing or unknown; or see `from_arrays`.
+            DataError: a key is missing or unknown, or `from_arrays` or `as_arrays` refuses the
+                data.
         """
         of_tables = tables.holds_tables(arrays)
         keys = (*_KEYS, *tables.OPTIONS) if of_tables else _KEYS
@@ -307,9 +308,9 @@ class DataSet:
         )
 
     def parts(self) -> dict[str, np.ndarray]:
-        """Return the arrays of inputs and targets by name, so that they can be sent one by one. The
-        training inputs are named "train_x", or "train_x.0", "train_x.1" and so on if there are
-        several; the names of the test inputs begin with "test_x".
+        """Return the arrays of inputs and targets by name, so that each array can be sent
+        separately. The training inputs are named "train_x", or "train_x.0", "train_x.1" and so on
+        if there are several; the names of the test inputs begin with "test_x".
 
         Inputs that are stored as bytes have the two entries "train_x" and "train_x:values", the
         table that decodes the bytes. A `LazyArray` has only the entry "train_x:shape".
@@ -329,7 +330,7 @@ class DataSet:
 
     @classmethod
     def from_parts(cls, name: str, parts: Mapping[str, np.ndarray], classes: int | None) -> DataSet:
-        """Make a set of the arrays that `parts` returned. The set has no users and no clients."""
+        """Make a set from the arrays that `parts` returned. The set has no users and no clients."""
 
         def join(key: str) -> Any:
             if f"{key}:values" in parts:

@@ -1,4 +1,4 @@
-"""Division of a data set among clients, by the scheme that a recipe or a user names."""
+"""Division of a data set among clients by a scheme that a recipe names or a user passes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
         data: the set. Schemes that divide by label need integer targets [n].
         clients: number of clients, at least 1.
         scheme: one of `schemes()`, of which "natural" uses the clients or users that come with the
-            set; a class of `flwr_datasets.partitioner`, the name of such a class or an object of
-            it; or your own function (data, clients, seed, **options) -> the indices of each
+            set; a class of `flwr_datasets.partitioner`, its name or an object of the class; or your
+            own function (data, clients, seed, **options), which returns the indices of each
             client's training examples. Your own class, object or function may be given as
             "package.module:name".
         seed: public seed, 0 <= seed < 2**128.
@@ -37,7 +37,8 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
     Raises:
         ConfigError: a scheme or option is unknown, a value is out of range, or the data do not meet
             a requirement of the scheme.
-        DataError: your own function names examples that do not exist, or names an example twice.
+        DataError: your own function returns indices of examples that do not exist, or returns an
+            index twice.
 
     >>> x, y = np.zeros((8, 2)), np.arange(8) % 2
     >>> divide(DataSet.from_arrays((x, y), (x, y)), 4, "iid").sizes.tolist()
@@ -86,7 +87,7 @@ def divide(data: DataSet, clients: int, scheme: Any, *, seed: int = 0, **values:
 
 
 def needs_labels(scheme: str) -> bool:
-    """Whether a scheme is a bundled scheme that divides by label. Such a scheme needs integer
+    """Whether a scheme is a bundled scheme that divides by label and therefore needs integer
     targets [n].
 
     >>> [needs_labels(scheme) for scheme in ("iid", "dirichlet")]
@@ -96,8 +97,8 @@ def needs_labels(scheme: str) -> bool:
 
 
 def _labels(data: DataSet, scheme: str) -> np.ndarray:
-    """Return the integer labels [n] by which a scheme divides. For a scheme that needs no labels,
-    targets of any other kind are replaced by zeros.
+    """Return the integer labels [n] by which a scheme divides. If the targets are no integers [n]
+    and the scheme needs no labels, return zeros.
     """
     y = data.train_y
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):

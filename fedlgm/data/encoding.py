@@ -1,5 +1,5 @@
-"""Encoding of tables. Columns of text are converted to numbers with public categories, and gaps are
-filled with public values.
+"""Encoding of tables: columns of text are converted to columns of Booleans by public categories,
+and gaps are filled with public values.
 
 Neither the categories nor the values for gaps depend on private rows, because a value that depends
 on private rows would be a release.
@@ -26,18 +26,19 @@ OPTIONS = ("categories", "fill")
 
 @dataclass(frozen=True)
 class Encoding:
-    """Public categories of the columns of a table, and public values for the gaps in them.
+    """Public categories of a table's columns of text, and public values that fill gaps in columns.
 
     Attributes:
-        categories: for each column of text, its categories in order. Each category after the first
-            becomes a column of Booleans, such as "sex=M"; the first category is the reference and
-            has no column.
+        categories: for each column of text, the list of its categories. Each category after the
+            first becomes a column of Booleans, such as "sex=M"; the first category is the reference
+            and has no column.
         fill: for each column, the value that replaces gaps: a number, or one of the column's
             categories.
 
     Raises:
-        DataError: a column has fewer than two categories or a category occurs twice, or a value for
-            gaps is neither a number nor a category of the column.
+        DataError: a column has fewer than two categories or a category occurs twice; a value for
+            gaps is not one of the categories of its column or, for a column without categories, is
+            not a finite number.
 
     Example:
         >>> import pandas
@@ -75,11 +76,11 @@ class Encoding:
                 raise DataError(f"data.fill: {name!r} needs a finite public number, got {value!r}")
 
     def texts(self, name: str) -> list[str]:
-        """Return the categories of a column in the form in which they are written in a file."""
+        """Return the categories of a column as the texts that stand for them in a file."""
         return [as_text(value) for value in self.categories[name]]
 
     def faults(self, table: libraries.DataFrame) -> list[str]:
-        """Describe the gaps and the unknown categories in the columns with categories. The
+        """Describe the unfilled gaps and the unknown categories in the columns with categories. The
         descriptions contain no values of the table.
         """
         faults = []
@@ -169,7 +170,8 @@ class Encoding:
 
 
 def as_text(value: Any) -> str:
-    """Convert a category to the text that stands for it in a file. 2 and 2.0 are the same category.
+    """Convert a category to the text that stands for it in a file. The numbers 2 and 2.0 are the
+    same category.
 
     Example:
         >>> as_text(2.0), as_text("II")
@@ -188,8 +190,8 @@ def fill_gaps(values: np.ndarray, value: Any) -> np.ndarray:
 
 
 def input_values(column: Column, values: np.ndarray) -> np.ndarray:
-    """Compute the values of one of the model's inputs from the values [n] of the column of the
-    table, which may have any type.
+    """Compute the values of one of the model's inputs from the values [n], of any type, of the
+    table's column.
 
     Example:
         >>> sex = {"name": "sex=M", "dtype": "bool", "of": "sex", "categories": ["F", "M"]}
@@ -211,8 +213,8 @@ def from_columns(
     standardise: Any = None,
     **others: Any,
 ) -> DataSet | None:
-    """Make a data set without rows from a description of the columns and classes; None if no column
-    is named.
+    """Make a data set without rows from a description of the columns and classes. Return None if no
+    column is named.
 
     Args:
         inputs: the columns, each with one number per row.
@@ -220,7 +222,7 @@ def from_columns(
         classes: number of classes, if they have no names. If neither labels nor classes are given,
             the targets are real numbers.
         standardise: public means and deviations by column, see `fedlgm.data.tables.as_arrays`.
-        others: further options of a table, which have no effect here.
+        others: other options of `load` for a table, which have no effect here.
 
     Raises:
         DataError: `standardise` does not fit the columns.
@@ -240,12 +242,12 @@ def from_columns(
 
 
 def from_tables(mapping: Mapping[str, Any]) -> DataSet:
-    """Make a data set of a mapping, whose tables are first encoded if it has `categories` or
-    `fill`; see `DataSet.from_mapping`.
+    """Make a data set from a mapping as `DataSet.from_mapping` does. If the mapping has
+    `categories` or `fill`, its tables are encoded first.
 
     Raises:
         DataError: the mapping has `categories` or `fill`, but "train" or "test" is not a pandas
-            frame; or see `Encoding` and `DataSet.from_mapping`.
+            frame; or `Encoding` or `DataSet.from_mapping` refuses the data.
     """
     given = {key: mapping[key] for key in OPTIONS if mapping.get(key) is not None}
     plain = {key: value for key, value in mapping.items() if key not in OPTIONS}

@@ -1,4 +1,4 @@
-"""Partition schemes of `flwr-datasets`, which are given only the columns by which they divide.
+"""Partition schemes of `flwr-datasets`. They get only the columns by which they divide.
 
 The functions `iid` and `dirichlet` map (labels [n], clients, ring) to the number of the client that
 gets each sample, its owner (int64 [n], with -1 for no client). `flwr-datasets` is imported on the
@@ -50,7 +50,7 @@ def dirichlet(labels: np.ndarray, clients: int, ring: KeyRing, *, alpha: float) 
         alpha: concentration, > 0. The smaller it is, the fewer clients share a class.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: if an option is out of range or there are too many clients.
@@ -94,19 +94,19 @@ def _owners(partitioner: libraries.Partitioner, labels: np.ndarray, ring: KeyRin
 def _read_back(
     partitioner: libraries.Partitioner, count: int, rows: Callable[[Any], Any]
 ) -> np.ndarray:
-    """Return the owner of each of `count` samples, or -1. `rows` returns the indices of the samples
-    in a partition.
+    """Return the owner of each of `count` samples, -1 for no client. The function `rows` returns
+    the indices of the samples in a partition.
     """
     owner = np.full(count, -1, dtype=np.int64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # this library's messages report retries and unused classes
+        warnings.simplefilter("ignore")  # such as notes about retries and unused classes
         for client in range(partitioner.num_partitions):
             owner[rows(partitioner.load_partition(client))] = client
     return owner
 
 
 def is_partitioner_name(scheme: str) -> bool:
-    """Whether a scheme is named like a class of `flwr_datasets.partitioner`."""
+    """Whether a scheme's name has the form of a class name of `flwr_datasets.partitioner`."""
     return scheme.isidentifier() and scheme.endswith("Partitioner")
 
 
@@ -125,7 +125,7 @@ def find(scheme: str) -> Any:
 
 def partitioner_options(found: Any) -> dict[str, bool]:
     """Return the names of those arguments of a partitioner or of a user's function that a run does
-    not supply, each with whether the argument is required.
+    not supply, and for each name whether the argument is required.
     """
     if not callable(found):
         return {}
@@ -148,13 +148,13 @@ def by_partitioner(
         found: a `Partitioner`, which is copied and not changed, or its class.
         columns: columns to divide by: "label" [n], and "user" [n] if the data have users.
         clients: number of clients that the partitioner must return.
-        ring: source of randomness, for the order of the rows and, if the class has this argument,
-            for `seed`.
-        values: options for a class. `num_partitions`, `partition_by` ("label") and `seed` are
-            added.
+        ring: source of randomness for the order of the rows and, if the class has an argument
+            `seed`, for this argument.
+        values: options for a class. If the class has the arguments `num_partitions`, `partition_by`
+            ("label") and `seed`, they are added.
 
     Returns:
-        Owner of each sample.
+        The number of the client that gets each sample, int64 [n].
 
     Raises:
         ConfigError: the partitioner refuses its options or the data, or returns the wrong number of
@@ -187,7 +187,7 @@ def by_partitioner(
 def _fill_options(
     kind: type, clients: int, ring: KeyRing, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Options of a class, completed with the options that a run knows."""
+    """Return the options of a class, completed with those arguments that a run supplies."""
     parameters = parameters_of(kind)
     defaults = {"num_partitions": clients, "partition_by": "label", "seed": _seed(ring)}
     # A DistributionPartitioner needs tables as arrays, but TOML has only lists of lists.

@@ -1,9 +1,9 @@
-"""Readers of the published files of public sets. For a damaged file they raise a `DataError` that
-names the file.
+"""Readers of the files in which public data sets are published. For a damaged file, a reader raises
+a `DataError` that names the file.
 
 The readers accept the files that torchvision reads, and also compressed or partial copies.
-torchvision requires unpacked files with the MD5 sums of the original release, and it unpickles the
-files of CIFAR without restrictions.
+torchvision, in contrast, requires unpacked files with the MD5 sums of the original release, and
+unpickles CIFAR's files without restrictions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedlgm.files import explain_failure
 
 
 class Samples(NamedTuple):
-    """Samples of one file.
+    """Samples that a reader found in the files of a set.
 
     Attributes:
         x: images [n, C, H, W], uint8, or float32 in [0, 1].
@@ -38,7 +38,7 @@ class Samples(NamedTuple):
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Array of unsigned bytes from an IDX file (MNIST's format), which may be gzipped.
+    """Read an array of unsigned bytes from an IDX file (MNIST's format), which may be gzipped.
 
     Raises:
         DataError: the file cannot be read, is not an IDX file of unsigned bytes, or is damaged.
@@ -48,8 +48,8 @@ def read_idx(path: Path) -> np.ndarray:
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(explain_failure(f"{path} cannot be read", error)) from error
-    # Magic: two zero bytes, the type (8 = unsigned byte), the number of dimensions; then big-endian
-    # dimensions.
+    # The header is two zero bytes, the type (8 = unsigned byte), the number of dimensions, and the
+    # size of each dimension (big-endian).
     if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise DataError(f"{path} is not an IDX file of unsigned bytes")
     start = 4 + 4 * content[3]
@@ -64,7 +64,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> Samples:
-    """Grey images and their labels from two IDX files. Only the first file of each sequence is
+    """Read grey images and their labels from two IDX files. Only the first file of each sequence is
     read.
 
     Raises:
@@ -81,8 +81,8 @@ def read_idx_pair(image_files: Sequence[Path], label_files: Sequence[Path]) -> S
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles only arrays and plain containers, because a data file must not be able to run
-    code.
+    """An unpickler that accepts only arrays and plain containers, because a data file must not be
+    able to run code.
     """
 
     _ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "_frombuffer"})
@@ -99,7 +99,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
-    """Images of CIFAR's Python version, from all batches together.
+    """Read the images of CIFAR's Python version from all batches.
 
     Args:
         files: files with one pickled batch each. A batch is a dict with "data" (uint8 [n, 3072],
@@ -130,8 +130,8 @@ def read_cifar(*files: Sequence[Path], label_key: str) -> Samples:
 
 
 def read_svhn(files: Sequence[Path]) -> Samples:
-    """Cropped digits of SVHN from one MATLAB file. In the file, the label 10 stands for the digit
-    0.
+    """Read the cropped digits of SVHN from one MATLAB file. The label 10 in the file, which stands
+    for the digit 0, becomes 0.
 
     Raises:
         DataError: the file is not one of SVHN's cropped digits, or is damaged.
@@ -152,19 +152,19 @@ def read_svhn(files: Sequence[Path]) -> Samples:
 
 
 def read_leaf(paths: Sequence[Path]) -> Samples:
-    """Images of LEAF's FEMNIST (Caldas et al., 2018) from JSON files, with the writer of each
-    image.
+    """Read the images of LEAF's FEMNIST (Caldas et al., 2018) from JSON files, with the writer of
+    each image.
 
     Args:
         paths: files with "users" and "user_data": user -> {"x": [784 numbers in [0, 1]], "y":
             [labels]}.
 
     Returns:
-        Images float32 [n, 1, 28, 28], labels and users. In the images ink is 1 and paper is 0 (LEAF
-        stores paper as 1).
+        Images float32 [n, 1, 28, 28], labels and users. In the images, ink is 1 and paper is 0,
+        whereas LEAF stores paper as 1.
 
     Raises:
-        DataError: a file is not one of LEAF's FEMNIST, or the files name no user.
+        DataError: a file is not a LEAF file of FEMNIST, or the files contain no users.
     """
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []

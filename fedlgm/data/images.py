@@ -1,5 +1,6 @@
-"""Data sets from folders of images. Subfolders or an attribute file, as in CelebA, determine the
-classes. Each image is resized only once. These are the forms of a folder.
+"""Data sets from folders of images, in which subfolders or an attribute file, as in CelebA,
+determine the classes. Each image is resized only once. A folder may have one of the following
+forms.
 
     folder/train/CLASS/*.jpg and folder/test/CLASS/*.jpg
         the images below folder/test are the test images
@@ -11,8 +12,8 @@ classes. Each image is resized only once. These are the forms of a folder.
         without this file every fifth image is a test image
 
 The resized images are stored with the other data sets (in `$FEDLGM_DATA`) and mapped into memory,
-so a set may be larger than the memory. If the folder has changed, its images are read and resized
-again.
+so a set may be larger than the memory. If a file in the folder changes, all images are read and
+resized again.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _KINDS = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 )
 _TEST_NAMES = ("test", "val", "valid", "validation")
-_EVERY = 5  # every fifth image of a class is a test image, unless the folder says which
+_EVERY = 5  # every fifth image of a class is a test image, unless the folder marks the test images
 _BLOCK = 512
 _READING = 2  # version of the code that resizes; files of earlier versions are not used
 
@@ -58,12 +59,12 @@ def load_folder(
     docs/how-to/own-data.md.
 
     Args:
-        folder: the folder; the docstring of this module describes the forms.
+        folder: the folder, in one of the forms that the docstring of this module describes.
         image_size: height and width of the loaded images. The largest centred square of each image
             is resized to this size bilinearly.
         channels: 3 (RGB) or 1 (grey).
-        attribute: column of the attribute file that gives the class of each image. If all its
-            values are numbers, a number above 0 means class 1 and any other number class 0;
+        attribute: column of the attribute file that gives the class of each image. If all values of
+            the column are numbers, a number above 0 means class 1 and any other number class 0;
             otherwise the different values are the classes, in alphabetical order. With None, the
             subfolders are the classes.
         train_images: published or agreed number of training images that the folder must have; None
@@ -73,7 +74,7 @@ def load_folder(
 
     Raises:
         DataError: the folder does not exist or has no images; an image cannot be read or has no
-            label (the message names the image); or the number of training images or classes differs
+            class (the message names the image); or the number of training images or classes differs
             from the given number.
     """
     if folder is None or not Path(folder).is_dir():
@@ -222,7 +223,7 @@ def _by_folder(folder: Path) -> _Found:
 
 
 def _by_attribute(folder: Path, attribute: str) -> _Found:
-    """Return the same as `_by_folder`, with the classes of an attribute file."""
+    """Return the same values as `_by_folder`, with classes from an attribute file."""
     table = next(
         (
             path
@@ -263,8 +264,8 @@ def _by_attribute(folder: Path, attribute: str) -> _Found:
 
 
 def _find_images(folder: Path, names: Iterable[str], table: Path) -> dict[str, Path]:
-    """Find the image for each name in an attribute file. A name is a path within the folder, or the
-    last components of such a path.
+    """Find the image for each name in an attribute file. A name is a path within the folder or the
+    end of such a path, or at least has the file name of only one image.
     """
     images: dict[str, list[Path]] = {}
     for path in _images(folder):
@@ -330,7 +331,7 @@ def _words_of(path: Path, attribute: str) -> dict[str, str]:
         del rows[0]  # CelebA's first line is the number of images
     header = rows.pop(0) if rows else []
     if comma:
-        header = header[1:]  # the column of file names has a header, too
+        header = header[1:]  # without the header of the column of file names
     wrong = next((i for i, row in enumerate(rows) if len(row) != len(header) + 1), None)
     if not rows or wrong is not None:
         what = (
@@ -364,8 +365,8 @@ def _check_classes(
     stated: bool = False,
 ) -> _Found:
     """Check the files and classes, and return them. There must be training and test images, and
-    every class must have a test image, because only test images are public. If the classes are
-    `stated`, a class needs no test image.
+    every class must have a test image, because only test images are public. If `stated`, the
+    classes are fixed in advance, and a class needs no test image.
     """
     if not (~tests).any() or not tests.any():
         part = "training" if tests.all() else "test"

@@ -1,4 +1,6 @@
-"""Training inputs that stay in their source, such as a file, until a client trains on them."""
+"""Training inputs that are read from their source, such as a file, only when a client trains on
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from fedlgm.extension.loader import users_code
 class LazyArray(Undecoded):
     """Training inputs that are read each time their rows are needed, and are not stored in memory.
 
-    With such inputs, a simulation of many clients needs memory only for the inputs of the clients
-    that train at the moment. Values are checked as they are read. A resumed run compares the shape
-    of the inputs with that of the interrupted run, but not the values, because it would have to
-    read all of them.
+    A simulation of many clients then needs memory only for the inputs of the clients that are being
+    trained. Values are checked when they are read. A resumed run compares the shape of the inputs
+    with the shape in the interrupted run, but does not compare the values, because this would
+    require reading all of them.
 
     Args:
         source: an object with `shape`, `dtype` and `source[rows]` for ascending int64 row numbers.

@@ -1,7 +1,8 @@
-"""Tables that are named by a file or by the Hugging Face Hub.
+"""Tables that a recipe or a user gives by the name of a file or of a data set of the Hugging Face
+Hub.
 
 This module reads CSV files, Parquet files and data sets of the Hub as tables. `fedlgm.data.tables`
-converts these tables to arrays, as it converts tables that a user passes.
+converts these tables to arrays, in the same way as tables that a user passes.
 """
 
 from __future__ import annotations
@@ -31,37 +32,39 @@ def read_files(
     test_file: str | Path | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Read files into a mapping of frames for `fedlgm.data.encoding.from_tables`.
+    """Read the files of a training and a test table into a mapping for
+    `fedlgm.data.encoding.from_tables`.
 
     A pattern such as "sites/*.csv", or a list, stands for several training files, one from each
     site. The sites are then the users, unless `users` names a column. All files must have the
     columns of the test file, in any order.
 
-    Users and classes of a CSV file are read as text, so that `007` and `7` stay different and `NA`
-    is a name. Targets are then converted to numbers if all of them are numbers, and to Booleans if
-    all of them are "true" or "false", unless all targets of the test file are names in `labels`.
+    Users and targets in CSV files are read as text, so that the users `007` and `7` stay different
+    and `NA` is a name. Targets are then converted to numbers if all of them are numbers, and to
+    Booleans if all of them are "true" or "false", unless all targets of the test file are names in
+    `labels`.
 
     Args:
         file: .csv, .csv.gz or .parquet file of the training examples; or a pattern or list of such
             files.
         test_file: file of the test examples, which are public.
-        columns: further keys of the mapping: "target", "inputs", "users", "labels", "categories",
-            "fill".
+        columns: further keys of the mapping, such as "target", "inputs", "users", "labels",
+            "categories" and "fill".
 
     Raises:
-        DataError: no file is named; a file is missing, is damaged or has no rows; or a number
-            occurs among the targets in two spellings. One message reports the faults in the files
-            of all sites.
+        DataError: no file is named; a file is missing, is damaged or has no rows; or a value occurs
+            among the targets in two spellings. If there are several sites, one message reports the
+            faults in all of their files.
     """
     return _tables((file, test_file), columns, ("file", "test_file"))
 
 
 def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace the names of files under "train" and "test" in a mapping by the tables in these
-    files.
+    """Read the tables in the files that a mapping names under "train" and "test". A mapping that
+    names no files is returned unchanged.
 
     Raises:
-        DataError: only one of "train" and "test" names a file; or see `read_files`.
+        DataError: only one of "train" and "test" names a file, or `read_files` refuses the files.
     """
     parts = [mapping.get(part) for part in SPLITS]
     names = [
@@ -84,7 +87,9 @@ def read_parts(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _tables(
     files: tuple[Any, Any], columns: Mapping[str, Any], keys: tuple[str, str]
 ) -> dict[str, Any]:
-    """Read the training and the test file for `read_files`; messages name these files by `keys`."""
+    """Read the training and the test file for `read_files`; messages call these files by the names
+    `keys`.
+    """
     names = _text_columns(columns)
     file, test = files[0], read_frame(files[1], keys[1], names)
     several = isinstance(file, list | tuple) or (
@@ -101,8 +106,8 @@ def _tables(
 
 
 def _text_columns(columns: Mapping[str, Any]) -> list[str]:
-    """List the columns that are read as text, if they exist: targets, users and columns with
-    categories.
+    """List the names of the columns that are read as text: targets, users and columns with
+    categories. Not all of these columns need exist.
     """
     target = columns.get("target")
     names = (
@@ -129,20 +134,20 @@ def _as_mapping(name: str, train: Any, test: Any, columns: Mapping[str, Any]) ->
 def convert_targets(
     train: libraries.DataFrame, test: libraries.DataFrame, column: str, labels: Sequence[str] | None
 ) -> None:
-    """Replace targets that were read as text by numbers or Booleans, if all of them are such
-    values.
+    """Convert targets that were read as text to numbers or Booleans if all of them are numbers or
+    all of them are "true" or "false".
 
     Args:
         train: table with the column; changed in place.
-        test: the public table; changed in place. A node that has no public rows passes its own rows
-            for both arguments.
+        test: the public table; changed in place. A node that has no public rows passes its training
+            table for both arguments.
         column: name of the column of targets.
         labels: names of the classes. If all public targets are among these names, all targets stay
             text.
 
     Raises:
         DataError: a value occurs in two spellings, or some targets of a table are missing although
-            all its other targets are numbers.
+            all other targets of this table are numbers.
     """
     import pandas
 
@@ -185,7 +190,7 @@ def _are_texts(column: libraries.Series[Any]) -> bool:
 
 
 def _is_number(column: libraries.Series[Any]) -> libraries.Series[bool]:
-    """Tell for each text whether it spells a finite number."""
+    """Return, for each text, whether it is a finite number."""
     import pandas
 
     return pandas.to_numeric(column, errors="coerce").abs() < float("inf")
@@ -201,13 +206,13 @@ def read_hub(
 ) -> dict[str, Any]:
     """Read two splits of a data set of the Hub into a mapping for `DataSet.from_mapping`.
 
-    Users and classes of CSV files are read as `read_files` reads them.
+    Users and targets in CSV files are read as `read_files` describes.
 
     Args:
         name: "hf:owner/name".
         folder: folder with a copy of the data set's files. With None, the data set is read from the
             local cache, after a download if the cache does not contain it.
-        subset: name of a configuration, for a data set that has several configurations.
+        subset: name of the configuration to read, for a data set that has several configurations.
         splits: names of the training and the test split; slices such as "train[:80%]" are allowed.
         download: whether a download from the Hub is allowed.
         columns: further keys of the mapping.
@@ -265,8 +270,8 @@ def _offline(
 def _load(
     path: str, subset: str | None, splits: Sequence[str], texts: Sequence[str]
 ) -> tuple[Any, Any]:
-    """Read the splits. A split from CSV files is returned as a pandas frame in which the columns
-    `texts` contain text, as in `read_csv`.
+    """Read the splits. If the data set consists of CSV files and has one of the columns `texts`,
+    the splits are returned as pandas frames in which these columns contain text, as in `read_csv`.
     """
     from datasets import load_dataset
 
@@ -302,7 +307,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
 
     Args:
         file: .csv, .csv.gz or .parquet.
-        key: the key of the recipe's section [data] that names the file, for messages.
+        key: the key in the recipe's section [data] that names the file, for messages.
         names: columns that contain text, see `read_csv`.
 
     Raises:
@@ -320,7 +325,7 @@ def read_frame(file: Any, key: str, names: Sequence[str] = ()) -> libraries.Data
         raise DataError(f"data.{key}: there is no file {str(path)!r}")
     try:
         frame = _read(path, names)
-    except (OSError, EOFError, ValueError) as error:  # including exceptions of pandas and pyarrow
+    except (OSError, EOFError, ValueError) as error:  # these include errors of pandas and pyarrow
         what = f"data.{key}: {str(path)!r} cannot be read"
         raise DataError(explain_failure(what, error)) from error
     if len(frame.columns) == 1 and (mark := mark_of(str(frame.columns[0]))):

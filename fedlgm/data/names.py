@@ -12,8 +12,9 @@ import torch
 from fedlgm.errors import DataError
 
 IGNORED = -100
-"""Target of a position that does not count. `transformers` and torch's `ignore_index` use the same
-value."""
+"""Target of a position that is ignored in the loss. `transformers` and torch's `ignore_index` use
+the same value.
+"""
 GAPS = frozenset(
     [
         "",
@@ -43,12 +44,12 @@ GAPS = frozenset(
 def class_numbers(
     parts: dict[str, Any], labels: Sequence[str] | None
 ) -> tuple[Any, Any, tuple[str, ...] | None]:
-    """Both parts, with class numbers in place of class names as targets, and the names of the
-    classes (None if the classes have no names).
+    """Replace class names among the targets by class numbers. Return the training and the test
+    part, and the names of the classes (None if the classes have no names).
 
     Args:
-        parts: "training" and "test", each (inputs, targets).
-        labels: names of the classes; None stands for the names among the test targets, in
+        parts: the parts "training" and "test", each a pair (inputs, targets).
+        labels: names of the classes. With None, they are the names among the test targets, in
             alphabetical order.
 
     Raises:
@@ -61,7 +62,7 @@ def class_numbers(
         refuse_masked(pair[1], f"{part} targets")
         if isinstance(pair[1], torch.Tensor):
             continue
-        with suppress(ValueError):  # the rows are unequal, which `as_numbers` reports
+        with suppress(ValueError):  # unequal lengths of rows, which `as_numbers` reports
             targets[part] = y = np.asarray(pair[1])
             if y.dtype.kind in "SO" and any(isinstance(value, bytes) for value in y.reshape(-1)):
                 raise DataError(
@@ -118,7 +119,8 @@ def class_numbers(
 
 
 def missing(values: np.ndarray) -> np.ndarray:
-    """For each value, whether it is None, NaN or pandas' NA, bool [n].
+    """Return, for each value, whether it is missing: None, NaN, infinite in an array of floats, or
+    pandas' NA or NaT; bool [n].
 
     Example:
         >>> missing(np.array(["a", None, float("nan")], dtype=object)).tolist()
@@ -139,8 +141,8 @@ def missing(values: np.ndarray) -> np.ndarray:
 
 
 def refuse_masked(values: Any, what: str) -> None:
-    """Refuse masked values of `numpy.ma`, because without the mask an array holds a fill value such
-    as -9999 in their place.
+    """Refuse masked values of `numpy.ma`, because without the mask an array contains other values,
+    such as -9999, in their place.
 
     Args:
         values: an array, or a list or tuple of arrays.
@@ -164,7 +166,7 @@ def refuse_masked(values: Any, what: str) -> None:
 
 
 def describe_missing(lost: np.ndarray, what: str) -> str:
-    """A text that states how many rows lack such a value.
+    """Return a text that says how many rows lack a value, and which row is the first of them.
 
     Example:
         >>> describe_missing(np.array([False, True]), "target")
@@ -174,10 +176,11 @@ def describe_missing(lost: np.ndarray, what: str) -> str:
 
 
 def spelled_once(values: Mapping[str, Any], what: str) -> None:
-    """Refuse two spellings of the same value, which would become the same class or the same user.
+    """Refuse two spellings of the same value, because they would become the same class or the same
+    user.
 
     Args:
-        values: value of each spelling.
+        values: the value that each spelling stands for.
         what: location of the values, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Division of samples among clients by a scheme that has a name.
+"""Division of samples among clients by named schemes.
 
 The schemes "iid" and "dirichlet" use the partitioners of `flwr-datasets`; the other bundled schemes
 are in `assignment`.
@@ -28,7 +28,7 @@ from fedlgm.noise.keys import KeyRing
 
 @dataclass(frozen=True)
 class Partition:
-    """Division of samples among clients. Client i holds the samples `order[offsets[i]:offsets[i +
+    """A division of samples among clients. Client i holds the samples `order[offsets[i]:offsets[i +
     1]]`, in ascending order.
 
     Attributes:
@@ -99,7 +99,7 @@ class Partition:
         return cls.from_owner(owner, len(clients))
 
     def __len__(self) -> int:
-        """Number of clients."""
+        """Return the number of clients."""
         return len(self.offsets) - 1
 
     def __getitem__(self, client: int) -> np.ndarray:
@@ -155,10 +155,10 @@ def schemes() -> tuple[str, ...]:
 
 
 def options(scheme: str) -> dict[str, bool]:
-    """Return the names of a scheme's options, each with whether it is required.
+    """Return the names of a scheme's options, and for each name whether the option is required.
 
-    The options of a partitioner of `flwr-datasets` or of a user are the arguments that a run does
-    not supply.
+    The options of a partitioner of `flwr-datasets`, or of a user's function, are those of its
+    arguments that a run does not supply.
 
     Raises:
         ConfigError: the scheme is unknown or cannot be imported.
@@ -244,7 +244,9 @@ def partition(
 
 
 def _restore(content: bytes | None, samples: int, clients: int) -> Partition | None:
-    """Convert cached owners to a partition; None if there are none or they are invalid."""
+    """Convert the cached owners of the samples to a partition. Return None if nothing is cached or
+    the owners are invalid.
+    """
     if content is None or len(content) != 4 * samples:
         return None
     owner = np.frombuffer(content, dtype=np.int32).astype(np.int64)

@@ -1,5 +1,5 @@
-"""Import of `flwr_datasets.partitioner` without the rest of its package, because the package
-imports plotting libraries, which takes seconds.
+"""Import of `flwr_datasets.partitioner` without the rest of its package, which imports plotting
+libraries and thereby takes seconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PACKAGE = "flwr_datasets"
 
 
 class _Unfinished(ModuleType):
-    """A package whose code runs only when its attributes are first used. Its modules can be
-    imported earlier.
+    """A package whose code runs only when one of its attributes is first used. Its modules can be
+    imported without running this code.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -31,7 +31,7 @@ class _Unfinished(ModuleType):
 
 
 def partitioners() -> Any:
-    """The module `flwr_datasets.partitioner`.
+    """Import and return the module `flwr_datasets.partitioner`.
 
     Raises:
         ConfigError: flwr-datasets is not installed.
@@ -45,7 +45,7 @@ def partitioners() -> Any:
         package = importlib.util.module_from_spec(spec)
         package.__class__ = _Unfinished
         sys.modules[_PACKAGE] = package
-    # in a notebook without ipywidgets, it warns about progress bars that are never shown
+    # in a notebook without ipywidgets, the import warns about progress bars that are never shown
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         return importlib.import_module(f"{_PACKAGE}.partitioner")

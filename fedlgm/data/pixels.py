@@ -1,5 +1,5 @@
-"""Images that are stored as bytes and decoded to numbers on access, and conversion of single
-images.
+"""Images that are stored as bytes and decoded to numbers on access, and the conversion of single
+images to numbers.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Undecoded(ABC):
 
     @abstractmethod
     def keep(self, rows: Any) -> Undecoded:
-        """Select some of the inputs without decoding them."""
+        """Return some of the inputs without decoding or reading them."""
 
     @abstractmethod
     def parts(self, name: str) -> dict[str, np.ndarray]:
-        """Return arrays that describe the inputs, without decoding or reading these. The names of
-        the arrays begin with `name`.
+        """Return arrays that describe the inputs, without decoding or reading the inputs. The names
+        of the arrays begin with `name`.
         """
 
     @abstractmethod
@@ -43,18 +43,18 @@ class Undecoded(ABC):
         """Return the inputs `rows` as numbers."""
 
     def __len__(self) -> int:
-        """Number of inputs."""
+        """Return the number of inputs."""
         return self.shape[0]
 
 
 @dataclass(frozen=True)
 class Pixels(Undecoded):
-    """Images stored as bytes, with a table of the number for each byte. They take a quarter of the
-    memory of the same images as floats.
+    """Images that are stored as bytes, with a table of the number for which each byte stands. They
+    take a quarter of the memory of the same images as floats.
 
     Attributes:
-        codes: uint8 [n, ...].
-        values: float32 [256].
+        codes: the bytes of the images, uint8 [n, ...].
+        values: the number for which each byte stands, float32 [256].
 
     Example:
         >>> images = Pixels.from_bytes(np.array([[0, 51], [102, 255]], dtype=np.uint8)).between(0.0, 1.0)
@@ -67,21 +67,19 @@ class Pixels(Undecoded):
 
     @classmethod
     def from_bytes(cls, codes: np.ndarray) -> Pixels:
-        """Make images of bytes, where 0 stands for -1 and 255 for 1."""
+        """Make images from bytes, of which 0 stands for -1 and 255 for 1."""
         values = np.arange(256).astype(np.float32)
         values *= _TO_FLOAT
         values -= 1.0
         return cls(codes, values)
 
     def between(self, low: float, high: float) -> Pixels:
-        """Return the same bytes with a table of numbers that is rescaled from [-1, 1] to [low,
-        high].
-        """
+        """Return the same images with their numbers rescaled from [-1, 1] to [low, high]."""
         return Pixels(self.codes, rescale(self.values, low, high))
 
     @override
     def keep(self, rows: Any) -> Pixels:
-        """Select some of the images, still as bytes."""
+        """Return some of the images, still stored as bytes."""
         return Pixels(self.codes[rows], self.values)
 
     @override
@@ -144,8 +142,8 @@ def upright(image: Any, channels: int) -> Any:
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
-        DataError: the mode does not say which values are black and white, as in floats and 32-bit
-            integers.
+        DataError: the image's mode does not define which values are black and white, as for floats
+            and 32-bit integers.
 
     Example:
         >>> from PIL import Image
@@ -170,11 +168,11 @@ def upright(image: Any, channels: int) -> Any:
 
 @contextmanager
 def readable(what: str) -> Iterator[None]:
-    """Replace the errors of an image that cannot be decoded in the block by a DataError that names
+    """Turn the errors of an image that cannot be decoded in the block into a DataError that names
     the image.
 
     Args:
-        what: the image, for the message.
+        what: description of the image, for the message.
     """
     from PIL import Image
 

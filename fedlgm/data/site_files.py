@@ -1,5 +1,5 @@
-"""Reading of the files of several sites into one table, with one message about the faults of all
-files.
+"""Reading of the files of several sites into one table, with one message that reports the faults of
+all files.
 
 The public test file determines the columns. Private files do not influence the description of the
 data, and the messages contain no values from private files.
@@ -31,8 +31,8 @@ MARKS = ";\t|"
 
 
 def paths_of(key: str, files: Any) -> list[Path]:
-    """List the files that a name, a pattern such as "sites/*.csv", or a list of names and patterns
-    stands for.
+    """List the files for which a name, a pattern such as "sites/*.csv", or a list of names and
+    patterns stands.
 
     Args:
         key: name of the argument in messages.
@@ -79,14 +79,15 @@ def mark_of(header: str) -> str | None:
 
 
 class Sites:
-    """Reader of the files of several sites. Each file must have the columns of a public table.
+    """Reader of the files of several sites, each of which must have the columns of a public table.
 
     Args:
         test: the public table.
         test_path: file of the public table, for messages.
-        encoding: public categories and fills.
-        columns: the further keys of the data, such as "target", "inputs", "users" and "labels".
-        read: function (path) -> frame, which raises DataError or ValueError.
+        encoding: public categories of columns, and public values for gaps.
+        columns: the further keys of the mapping of tables, such as "target", "inputs", "users" and
+            "labels".
+        read: function (path) -> frame, which may raise DataError, OSError or ValueError.
     """
 
     def __init__(
@@ -112,9 +113,10 @@ class Sites:
 
     def table(self, paths: Sequence[Path]) -> tuple[libraries.DataFrame, np.ndarray]:
         """Read all files; return their rows as one table, and the name of the site of each row. The
-        columns have the order of the public table, or that of the named inputs. The name of a site
-        is the name of its file without the ending. If two files have the same name, every site is
-        named by the path of its file below the common folder of all files.
+        columns are in the order of the public table or, if the inputs are named, in the order of
+        the inputs. The name of a site is the name of its file without the ending. If two files have
+        the same name, every site is named by the path of its file below the common folder of all
+        files.
 
         Raises:
             DataError: at least one file cannot be used; the message lists the faults of all files.
@@ -139,7 +141,7 @@ class Sites:
             raise DataError(self._report(found, len(paths)))
         names = [*self._needed, *([self._users] if self._users else [])]
         sites = [path.name.split(".")[0] for path in paths]
-        if len(set(sites)) < len(sites):  # folders above it may name a person
+        if len(set(sites)) < len(sites):  # folders above the common one may name a person
             common = os.path.commonpath(map(os.path.abspath, paths))
             sites = [os.path.relpath(path, common) for path in paths]
         owners = np.repeat(sites, [len(frame) for frame in frames])
@@ -243,7 +245,9 @@ class Sites:
         return "\n".join(lines)
 
     def _categories(self) -> str:
-        """Write, for each column of text, the categories that occur in the public table."""
+        """Return a text that lists, for each column of text, the categories that occur in the
+        public table.
+        """
         parts = []
         for name in sorted(self._texts):
             public: list[str] = []

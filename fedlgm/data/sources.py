@@ -1,5 +1,5 @@
-"""Published sets that are read from files: which folders are searched for the files, how they are
-downloaded, and how they become a `DataSet`.
+"""Published sets that are read from files: where the files are searched for, how they are
+downloaded, and how they are converted to a `DataSet`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class FileSet:
         shape: shape of one input.
         train: glob patterns of the files of the training examples. Each pattern must match a file
             in the set's folder.
-        read: function that reads the examples from the files of each pattern. It returns (train,
-            test) if one file holds all examples.
+        read: function that reads the examples from the lists of files that match the patterns. It
+            returns (train, test) if one file holds all examples.
         layout: folder below a data directory in which torchvision or LEAF keeps the set.
-        advice: how to get the files by hand, up to "into <folder>".
+        advice: beginning of a sentence about how to get the files by hand, which ends with "into
+            <folder>".
         torchvision: class of `torchvision.datasets` that downloads the set, or None.
-        debian: folder of Debian's package; None stands for the folder with the set's name among
-            Debian's data sets.
+        debian: folder in which Debian's package installs the files; None stands for the folder with
+            the set's name among Debian's data sets.
         examples: published number of training examples, or None.
         test: patterns of the files of the test examples; empty if one file holds all examples.
     """
@@ -213,7 +214,7 @@ def read(name: str, folder: Path) -> DataSet:
     memory until the process ends.
 
     Returns:
-        The set. Its inputs are pixels in [-1, 1], or the numbers of characters in `text.ALPHABET`.
+        The set. Its inputs are pixels in [-1, 1], or the numbers of characters of `text.ALPHABET`.
 
     Raises:
         DataError: if a file is damaged.
@@ -225,8 +226,8 @@ def read(name: str, folder: Path) -> DataSet:
 
 
 def read_test(name: str, folder: Path) -> DataSet:
-    """Read only the test examples of the set `name`. The training part and the test part of the
-    result are both these examples.
+    """Read only the test examples of the set `name`. They are both the training part and the test
+    part of the result.
 
     Raises:
         DataError: if a file is damaged.
@@ -252,8 +253,8 @@ def _build_data_set(name: str, folder: Path, train: Samples, test: Samples) -> D
 
 
 def _scale(x: np.ndarray) -> Any:
-    """Scale bytes, or numbers in [0, 1], to float32 in [-1, 1]. The numbers of characters are not
-    changed.
+    """Scale bytes, or floats in [0, 1], to float32 in [-1, 1]. Integers, which are numbers of
+    characters, are not changed.
     """
     if x.dtype == np.int64:
         return x
@@ -273,7 +274,9 @@ def _first_complete(folders: list[Path], files: Sequence[str]) -> Path | None:
 
 
 def may_download(allowed: bool) -> bool:
-    """Whether a caller allows downloads and FEDLGM_OFFLINE does not forbid them."""
+    """Whether the caller allows downloads and the environment variable FEDLGM_OFFLINE does not
+    forbid them.
+    """
     return allowed and os.environ.get("FEDLGM_OFFLINE", "") in ("", "0")
 
 

@@ -1,4 +1,4 @@
-"""The cost of releases from a data set that were made before a run trains on the set."""
+"""The privacy cost of releases that are made from a data set before a run trains on it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ class Spent:
     """Charges that every run on a data set must add to its own charges.
 
     Attributes:
-        events: (event, number of releases).
-        protects: unit and neighbouring relation of all events, as in "example, add-remove".
-        clients: number of clients in the data if clients are the unit; otherwise 0.
+        events: pairs (event, number of releases with this event).
+        protects: unit of privacy and neighbouring relation of all events, as in "example,
+            add-remove".
+        clients: number of clients in the data if the unit of privacy is a client; otherwise 0.
         division: `division_name` of these clients' rows.
 
     Example:
@@ -34,7 +35,7 @@ class Spent:
     division: str = ""
 
     def epsilon(self, delta: float, accountant: str = "pld") -> float:
-        """Epsilon at `delta` of the events alone."""
+        """Compute the epsilon at `delta` of these events alone."""
         return privacy.accounting.composed_epsilon(self.events, delta, accountant)
 
     def charge(self, ledger: privacy.Ledger) -> None:
@@ -42,7 +43,7 @@ class Spent:
         nothing.
 
         Raises:
-            LedgerError: the ledger protects another unit, or cannot be written.
+            LedgerError: the ledger has another unit of privacy, or cannot be written.
         """
         for i, (event, count) in enumerate(self.events):
             for n in range(count):
@@ -52,8 +53,8 @@ class Spent:
 
 
 def division_name(parts: Iterable[np.ndarray]) -> str:
-    """Name of a division of rows among clients. It shows whether a release and a run have the same
-    clients.
+    """Compute a name of a division of rows among clients. Equal names show that a release and a run
+    have the same clients.
 
     Args:
         parts: row numbers of each client. The order of the rows and the order of the clients do not

@@ -48,8 +48,8 @@ _Part = tuple[tuple[np.ndarray, ...] | np.ndarray, np.ndarray]  # inputs and tar
 
 
 class Column(TypedDict):
-    """A feature's public description: its name, its type and, if the feature is standardised, the
-    constants for this.
+    """A feature's public description: its name and type and, if it is standardised, the constants
+    with which this is done.
 
     Attributes:
         name: name of the column.
@@ -58,7 +58,7 @@ class Column(TypedDict):
             mean) / deviation.
         of, categories: for a feature that indicates one category of a column of text, the name of
             this column and the list of all its categories.
-        fill: public value that replaces missing values.
+        fill: public value that replaces missing values of the column.
     """
 
     name: str
@@ -71,7 +71,9 @@ class Column(TypedDict):
 
 
 class Unfit(DataError):
-    """A column that cannot be a feature; `fault` states the reason in a few words."""
+    """Error about a column that cannot be a feature. The attribute `fault` gives the reason in a
+    few words.
+    """
 
     def __init__(self, message: str, fault: str) -> None:
         super().__init__(message)
@@ -105,16 +107,16 @@ def as_arrays(data: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         data: {"train": table, "test": table} and these optional keys. "users": the column that
             names each example's user. "target": the column of the target, or a list of several such
-            columns (default: "labels" or "label"; a table of tokens with neither column is its own
-            target, for the task "causal-lm"). "inputs": the feature column or a list of feature
-            columns (default: all other columns). "text" and "tokenizer": the column of texts and
-            the tokenizer for these texts. "length": the number of tokens to which texts are cut and
-            all rows are padded (default: the length of the longest test row; an error if a training
-            row is longer). "standardise": public constants {column: (mean, deviation)}, or "test"
-            to compute the constants from the test rows, which are public (columns of Booleans are
-            not standardised); the model's exports then contain these constants. "image_size" and
-            "channels": the form of images, see `fedlgm.data.pixels.fit_image`. Other keys are
-            copied to the result.
+            columns (default: "labels" or "label"; if a table of tokens has neither column, its
+            tokens are the targets, for the task "causal-lm"). "inputs": the feature column or a
+            list of feature columns (default: all other columns). "text" and "tokenizer": the column
+            of texts and the tokenizer for these texts. "length": the number of tokens to which
+            texts are cut and all rows are padded (default: the length of the longest test row; an
+            error if a training row is longer). "standardise": public constants {column: (mean,
+            deviation)}, or "test" to compute the constants from the test rows, which are public
+            (columns of Booleans are not standardised); the model's exports then contain these
+            constants. "image_size" and "channels": the size and the number of channels of images,
+            see `fedlgm.data.pixels.fit_image`. Other keys are copied to the result.
 
     Returns:
         The mapping with arrays. If the features are columns of numbers, "columns" holds their
@@ -187,15 +189,16 @@ def describe(
     x: np.ndarray,
     constants: Mapping[str, Any] | str | None = None,
 ) -> tuple[Column, ...] | None:
-    """Describe the features of a public table; None for images and arrays, because these have no
-    columns of numbers.
+    """Describe the features of a public table. Return None for features that are images or arrays,
+    because these are not columns of numbers.
 
     Args:
         table: the table, or its columns by name.
         names: names of the columns that are features.
         x: values of the features [n, ...].
         constants: mean and standard deviation of each column that is standardised, by the column's
-            name. With "test", they are computed from `x` for all columns except those of Booleans.
+            name. With "test", the constants are computed from `x` for all columns except those of
+            Booleans.
 
     Raises:
         DataError: `constants` names an unknown column, or a column's constants are not two finite
@@ -270,7 +273,7 @@ def _constants(name: str, given: Any) -> tuple[float, float]:
 
 
 def check_columns(columns: Sequence[Column], x: Any, part: str) -> None:
-    """Raise DataError if the descriptions do not fit the columns of the inputs.
+    """Check that the descriptions fit the columns of the inputs.
 
     Args:
         columns: the descriptions, one for each column of the inputs.
@@ -326,8 +329,8 @@ def standardise(x: np.ndarray, columns: Sequence[Column]) -> np.ndarray:
 
 
 def features(table: Any, part: str) -> np.ndarray:
-    """Convert all columns of a table to features. `as_arrays` describes the conversion and the
-    errors.
+    """Convert all columns of a table to features. The conversion and the errors are those of
+    `as_arrays`.
 
     Example:
         >>> import pandas
@@ -359,7 +362,9 @@ def _columns(table: Any, part: str) -> _Columns:
 
 
 def _class_names(table: Any, target: str) -> tuple[str, ...] | None:
-    """Return the names of a target's classes if a `datasets.Dataset` names these classes."""
+    """Return the names of a target's classes if the table is a `datasets.Dataset` that names them;
+    otherwise None.
+    """
     features = getattr(table, "features", {})
     names = getattr(features[target], "names", None) if target in list(features) else None
     return None if names is None else tuple(names)
@@ -377,7 +382,7 @@ def _take_column(columns: _Columns, name: Any, part: str) -> Any:
 
 
 def _take_target(columns: _Columns, target: Any, part: str) -> Any:
-    """Remove the target's column from `columns` and return it [n], or several target columns as one
+    """Remove the target from `columns` and return it: one column [n], or several columns as one
     array [n, k].
     """
     if isinstance(target, list | tuple) and len(target) > 1:
@@ -419,17 +424,17 @@ def _tokenize(columns: _Columns, part: str, options: Mapping[str, Any]) -> dict[
 def _of_tokens(
     parts: Mapping[str, _Columns], targets: Mapping[str, Any], padding: int, length: int | None
 ) -> dict[str, _Part]:
-    """Form the inputs and targets of the training and the test part. Rows are padded on the right
-    to the given length, or to the length of the longest test row.
+    """Make the inputs and targets of the training and the test part from tables of tokens. Rows are
+    padded on the right to the given length, or to the length of the longest test row.
     """
     needed = [name for name in ("input_ids", "token_type_ids") if name in parts["train"]]
     require_columns(needed, parts["test"], "data: 'test'")
     for part, columns in parts.items():
         _check_tokens(columns, part)
     width = _width(parts, length)
-    # If the model gets token types, it also gets a mask, because the mask comes before them; a
-    # table without a mask gets ones. Whether there is a mask must not depend on the lengths of
-    # private rows.
+    # If the model gets token types, it also gets a mask, because the mask is the input before the
+    # token types. For a table without a mask, the mask is 1 for all tokens. Whether there is a mask
+    # must not depend on the lengths of private rows.
     lengths = {len(row) for row in parts["test"]["input_ids"]}
     masked = (
         length is not None or len(lengths) > 1 or any(name in parts["train"] for name in TOKENS[1:])
@@ -509,8 +514,8 @@ def _pad(rows: Sequence[Any], width: int, value: int) -> np.ndarray:
 def _features(
     columns: _Columns, names: Sequence[str], part: str, size: int | None = None, channels: int = 3
 ) -> np.ndarray:
-    """Join the named columns of numbers to one array [n, k]; a single column of arrays stays [n,
-    ...].
+    """Join the named columns of numbers to one array [n, k]. If the only column holds an array per
+    row, the result has the shape [n, ...].
     """
     require_columns(names, columns, f"data: {part!r}")
     if not names:
@@ -540,9 +545,7 @@ def _features(
 
 
 def _column(values: Any, name: str, part: str, size: int | None, channels: int) -> np.ndarray:
-    """Convert a column of images to float32 [n, C, H, W]. Any other column is converted by
-    `numbers`.
-    """
+    """Convert a column of images to float32 [n, C, H, W], or any other column as `numbers` does."""
     if len(values) and hasattr(values[0], "convert"):
         with readable(f"data: an image of column {name!r} of {part!r}"):
             images = [fit_image(image, size, channels) for image in values]
@@ -560,7 +563,7 @@ def _column(values: Any, name: str, part: str, size: int | None, channels: int) 
 
 
 def require_columns(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Raise DataError if a table lacks one of the named columns.
+    """Check that a table has all named columns.
 
     Args:
         names: names of the required columns.
@@ -590,7 +593,7 @@ def numbers(values: Any, column: str, remedy: str) -> np.ndarray:
         values: the column.
         column: description of the column for messages. The messages contain no values of the
             column.
-        remedy: end of the message about values that are not numbers; it tells the user what to do.
+        remedy: what the user can do about values that are not numbers; the end of the message.
 
     Raises:
         Unfit: the column contains values that are not numbers, or has gaps.

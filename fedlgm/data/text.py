@@ -1,4 +1,4 @@
-"""Text as sequences of characters, for the task "next-token"."""
+"""Texts as sequences of characters, for the task "next-token"."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def windows(
     """Cut texts into training and test examples, which are windows of `length` characters. The
     target of each character is the next character.
 
-    The windows of a text do not overlap. By a fixed, public rule every tenth window is a test
-    example; the windows are counted over all texts. The remaining characters at the end of a text
-    are not used.
+    The windows of a text do not overlap. By a fixed, public rule, every tenth window is a test
+    example, counted over all texts; if there are fewer than ten windows, the last window is the
+    test example. The remaining characters at the end of a text are not used.
 
     Args:
-        texts: text of each user. Users get the numbers 0, 1, ... in the order of the mapping.
+        texts: text of each user. The users are numbered 0, 1, ... in the order of the mapping.
         length: number of characters in a window.
-        alphabet: distinct characters.
+        alphabet: the characters, all different, in the order of their numbers.
 
     Raises:
         DataError: there are fewer than two windows in all, or a character occurs twice in the
@@ -95,8 +95,8 @@ def windows(
 def next_character(
     texts: Mapping[object, str], length: int = LENGTH, alphabet: str = ALPHABET, name: str = "text"
 ) -> DataSet:
-    """Make a data set of users' texts for the task "next-token". Arguments and errors are those of
-    `windows`.
+    """Make a data set from users' texts for the task "next-token". The arguments and errors are the
+    same as for `windows`; `name` is the name of the set.
 
     Example:
         >>> data = next_character({"mary": "to be or not", "percy": "to be a bee"}, length=5)
@@ -108,13 +108,13 @@ def next_character(
 
 
 def read_bible(path: Path) -> list[tuple[str, int, str]]:
-    """Read the chapters (book, number, text) of Debian's file bible.data. In the text, each verse
-    is on a separate line.
+    """Read the chapters (book, number, text) of Debian's file bible.data. Each line of the text is
+    one verse.
 
-    The file (Chip Chapin's "Bible Retrieval System") holds 84 bytes of title, the size of a window
-    and the number of windows (big-endian), the start of each window, and the windows: text packed
-    by compress(1), without its header. The file is not shipped; `data.load("bible-kjv")` finds it
-    (see docs/how-to/text.md).
+    The file, of Chip Chapin's "Bible Retrieval System", begins with a title of 84 bytes, the size
+    of a window, the number of windows (both big-endian) and the start of each window. The windows
+    follow: pieces of text that are packed by compress(1), without its header. This library does not
+    contain the file; `data.load("bible-kjv")` finds it (see docs/how-to/text.md).
 
     Raises:
         DataError: the file has a different format, or is damaged.
@@ -147,8 +147,8 @@ def read_bible(path: Path) -> list[tuple[str, int, str]]:
 
 
 def _unpack(path: Path, window: bytes) -> bytes:
-    """One window, unpacked by the program gzip, which reads the format of compress(1) and is part
-    of every Debian system.
+    """Unpack one window with the program gzip, which reads the format of compress(1) and is part of
+    every Debian system.
     """
     try:
         done = subprocess.run(["gzip", "-dc"], input=_LZW + window, capture_output=True, check=True)

@@ -1,4 +1,4 @@
-"""Conversion of data sets of PyTorch to pairs of arrays."""
+"""Conversion of PyTorch data sets to pairs of arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def as_pair(part: Any) -> Any:
     """Convert a `torch.utils.data.Dataset` with items (input, ..., target) to a pair (inputs,
     targets). Other values are returned unchanged.
 
-    Every item is read only once, so a random transform is applied only once. Several inputs become
-    a tuple of arrays.
+    Every item is read only once, so a random transform is applied only once. If an item has several
+    inputs, `inputs` is a tuple of arrays.
 
     Raises:
-        DataError: the set has no length or is a loader, or its items are not tuples of equal
-            shapes.
+        DataError: the set has no length or no items, or its items are not tuples (input, ...,
+            target) whose entries have the same shapes in all items.
 
     Example:
         >>> x, y = as_pair(torch.utils.data.TensorDataset(torch.zeros(3, 2), torch.arange(3)))

@@ -1,5 +1,5 @@
-"""The user of each example. Under user-level privacy, or if clients are users, each name is one
-protected unit.
+"""Numbering of the users to whom examples belong. Under user-level privacy, or if each client is a
+user, every name counts as one unit of privacy.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fedlgm.data.names import describe_missing, missing, refuse_masked, spelled_
 from fedlgm.errors import DataError, Notice
 
 _EXACT = 2.0**53
-"""From this number on, a float cannot represent every whole number."""
+"""From this number on, floats cannot represent every whole number."""
 
 
 def user_numbers(users: Any, count: int) -> np.ndarray:
-    """Number the users; return the number of each example's user, int64 [count]. Users are numbered
-    from 0 in the order of their names.
+    """Number the users from 0 in the order of their names, and return the number of each example's
+    user, int64 [count].
 
     Names that differ only in case, spaces, zeros or the form of their characters cause a notice. If
-    two such names belong to one person, the person counts as two units, and the stated epsilon is
-    too small for this person.
+    two such names belong to one person, this person counts as two units of privacy, and the
+    reported epsilon is too small for this person.
 
     Args:
         users: numbers or names, [count].

@@ -1,4 +1,6 @@
-"""Users' own objects: naming, loading, registration, trials, isolation and tests."""
+"""Support for users' own objects: how they are named, loaded, registered, tried, isolated and
+tested.
+"""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Loading and calling the users' objects that a recipe names as "package.module:name".
+"""Functions that load and call the users' objects that a recipe names as "package.module:name".
 
 Only this module of the library imports objects that a recipe names. An import runs the code of the
 imported module, so a recipe must name only modules that you trust.
@@ -42,8 +42,8 @@ def is_reference(name: object) -> bool:
 
 
 def object_name(value: object) -> str:
-    """Name by which a recipe records an object that was passed in Python: the object's name or, if
-    it has none, the name of its class, in angle brackets.
+    """Return the name by which a recipe records an object that was passed in Python: the object's
+    name or, if it has none, the name of its class, in angle brackets.
 
     >>> object_name(print), object_name([]), object_name(lambda: 0)
     ('<print>', '<list>', '<lambda>')
@@ -53,7 +53,7 @@ def object_name(value: object) -> str:
 
 
 def shown_name(value: object) -> str:
-    """Quote a value for a message. The value is a name or an object that was passed in Python.
+    """Quote a name, or the name of an object that was passed in Python, for a message.
 
     >>> shown_name("adam"), shown_name(print)
     ("'adam'", "'<print>'")
@@ -71,10 +71,11 @@ def is_object(name: object) -> bool:
 
 
 def object_or_name(own: Any, name: Any, what: str) -> Any:
-    """Return the object that was passed in Python or, if none was passed, the name in the recipe.
+    """Return the object that was passed in Python or, if no object was passed, the name in the
+    recipe.
 
     Args:
-        own: the object; None if none was passed.
+        own: the object; None if no object was passed.
         name: the name in the recipe.
         what: name of the argument that takes the object.
 
@@ -99,7 +100,7 @@ def load_object(reference: str, what: str) -> Any:
         what: purpose of the object ("model", "task", ...), for the message of an error.
 
     Returns:
-        The object itself, which is neither called nor checked.
+        The object, which is neither called nor checked.
 
     Raises:
         ConfigError: the reference is malformed, its module cannot be imported, or the module does
@@ -154,8 +155,8 @@ def is_bundled(found: object) -> bool:
 
 
 def package_of(value: object) -> str:
-    """Top-level package in which a class or function is defined; empty if the value does not record
-    a module.
+    """Return the top-level package in which a class or function is defined; empty if the value does
+    not record a module.
 
     Example:
         >>> package_of(package_of), package_of(3)
@@ -171,18 +172,19 @@ def users_code(label: str, found: Any, kind: type[FedlgmError] = ConfigError) ->
 
     These exceptions pass unchanged:
 
-    * A `FedlgmError`, whose message was written for the user. A caller that knows the recipe adds
-      the name of the section (`fedlgm.wording.prefix_key`), which a label would repeat.
-    * An exception that `fedlgm.errors.out_of_memory` recognises. In this case the user's code is
-      correct, and fewer clients at once or a smaller model may fit into memory.
-    * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`. Each of them
-      stops the run.
+    * A `FedlgmError`, whose message is already written for the user. A caller that knows the recipe
+      adds the name of the recipe's section to the message (`fedlgm.wording.prefix_key`); a label
+      would repeat this name.
+    * An exception that `fedlgm.errors.out_of_memory` recognises. Such an error does not mean that
+      the user's code is wrong: fewer clients at once or a smaller model may fit into memory.
+    * KeyboardInterrupt, SystemExit and other exceptions that are not an `Exception`. They stop the
+      run.
 
-    A `TypeError` is treated like other exceptions, because callers check the arguments with
-    `misfit` before the call.
+    A `TypeError` is treated like other exceptions: it cannot mean that the arguments do not fit,
+    because callers check this with `misfit` before the call.
 
     Args:
-        label: beginning of the message, such as "model 'mypkg.models:Net'".
+        label: beginning of the message, for example "model 'mypkg.models:Net'".
         found: the user's object. The message names the innermost line of the object's file in the
             traceback.
         kind: class of the error that is raised.
@@ -226,8 +228,8 @@ def misfit(function: Any, *arguments: Any, **options: Any) -> str:
 
 
 def sealed(kind: type[K]) -> type[K]:
-    """Class decorator that refuses derived classes. A derived class could claim a privacy cost that
-    does not follow from the fields of the class.
+    """Decorate a class so that no class can be derived from it, because a derived class could claim
+    a privacy cost that does not follow from the fields of the class.
 
     >>> @sealed
     ... class Facts:
@@ -257,8 +259,8 @@ def call_with_options(
         found: the class or function.
         label: beginning of a message, such as "task 'mypkg.tasks:Own'".
         options: the recipe's options.
-        filled: values that the library supplies for the parameters of these names. These parameters
-            are not options.
+        filled: values that the library supplies for parameters, by the name of the parameter. These
+            parameters are not options.
 
     Raises:
         ConfigError: an option is unknown, the arguments do not fit, or the class or function raises
@@ -286,8 +288,8 @@ def call_with_options(
 
 
 def raised_in(found: Any, error: BaseException) -> str:
-    """Describe a user's exception in one line of text, which names the innermost line of the user's
-    file in the traceback.
+    """Describe an exception of a user's code in one line of text, which names the innermost line of
+    the user's file in the traceback.
 
     Args:
         found: the function, class or object that was called.
@@ -310,8 +312,8 @@ def raised_in(found: Any, error: BaseException) -> str:
 
 
 def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
-    """Names of the parameters of a function or class that a caller may set by keyword, without the
-    parameters in `filled`, which the library sets.
+    """Return the names of the parameters of a function or class that a caller may set by keyword,
+    without the parameters in `filled`, which the library sets.
     """
     return tuple(
         key for key, p in parameters_of(found).items() if p.kind in _NAMED and key not in filled
@@ -319,8 +321,8 @@ def options_of(found: Any, filled: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def parameters_of(function: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a function or class by name; empty if Python does not know the parameters, or
-    if the object cannot be called.
+    """Return the parameters of a function or class by name; empty if Python does not know the
+    parameters, or if the object cannot be called.
     """
     try:
         return dict(_signature(function).parameters)
@@ -332,8 +334,8 @@ def _signature(function: Any) -> inspect.Signature:
     return (_class_signature if isinstance(function, type) else inspect.signature)(function)
 
 
-# For a class without an `__init__`, Python parses a signature in text form, which takes half a
-# millisecond. Results for classes are therefore cached.
+# For a class without an `__init__`, Python parses the text of a signature, which takes half a
+# millisecond. The signatures of classes are therefore cached.
 _class_signature = lru_cache(maxsize=256)(inspect.signature)
 
 

@@ -1,8 +1,7 @@
-"""Operations of users on which the guarantee cannot rely: a user's own rules for `torch.func.vmap`,
-and operations of `torch.ops` that were not checked.
+"""Search for users' own rules for `torch.func.vmap`, on which the guarantee cannot rely.
 
-Under vmap, code holds one row (or one client) and cannot access the other rows. A hand-written rule
-is the exception, because it gets the whole batch.
+Code that runs under vmap gets one row (or one client) and cannot access the other rows. A
+hand-written rule is the exception, because it gets the whole batch.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from fedlgm.extension.separation import KNOWN, package_of_code, reach
 
 
 def own_vmap_rule(**parts: Any) -> str | None:
-    """Name of the first `torch.autograd.Function` with a hand-written rule for vmap that the user's
-    objects can reach; None if there is no such function.
+    """Return the name of the first `torch.autograd.Function` with a hand-written rule for vmap that
+    the user's objects can reach; None if there is no such function.
 
     Args:
-        parts: the user's objects by name, such as model and task; None is ignored.
+        parts: the user's objects by name, such as `model` and `task`; None is ignored.
 
     Example:
         >>> class Halve(torch.autograd.Function):

@@ -1,6 +1,4 @@
-"""Users' functions of rows. They are called with one row at a time, so that no row can change
-another row's value.
-"""
+"""Calls of users' functions with one row at a time, so that no row affects another row's value."""
 
 from __future__ import annotations
 
@@ -18,21 +16,22 @@ T = TypeVar("T")
 def rows_apart(
     owner: T, function: Callable[[T, Tensor], Tensor], rows: Tensor, what: str
 ) -> Tensor:
-    """Values of a user's object, computed for each row [1, ...] separately, as one tensor.
+    """Compute the values of a user's object for each row [1, ...] separately, and return them as
+    one tensor.
 
-    Every row gets a fresh copy of the object, so nothing that a copy remembers reaches another row.
-    An object that remembers rows is refused, because its author expects other values. An object
-    that keeps state outside itself is refused, too.
+    For every row the object is copied anew, so nothing that a copy remembers can affect another
+    row. An object that is found to remember rows, in itself or outside itself, is refused, because
+    its author expects other values. So is an object that draws random numbers.
 
     Args:
-        owner: the object.
-        function: called with a copy of the object and a copy of a row.
+        owner: the user's object.
+        function: function that computes the values from a copy of the object and a copy of a row.
         rows: at least one row.
         what: kind of object, for the message.
 
     Raises:
         ConfigError: the object cannot be copied.
-        PrivacyError: the object's value for a row depends on earlier rows.
+        PrivacyError: the object's value for a row depends on earlier rows or on random numbers.
 
     Example:
         >>> rows_apart(2.0, lambda two, row: two * (row - row.mean(dim=0)), torch.tensor([[1.0], [5.0]]), "scaling")

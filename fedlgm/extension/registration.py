@@ -1,5 +1,5 @@
-"""Registrations of users' objects. Other processes of a run repeat them before they make the run's
-objects.
+"""Registrations of users' objects. The other processes of a run repeat these registrations before
+they make the run's objects.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _repeating: ContextVar[bool] = ContextVar("repeating", default=False)
 
 
 def registers(function: F) -> F:
-    """Record the calls of a function that registers users' objects, for `registrations` and
-    `repeat`.
+    """Decorate a function that registers users' objects, so that its calls are recorded for
+    `registrations` and `repeat`.
     """
     signature = inspect.signature(function)
 
@@ -44,16 +44,15 @@ def registers(function: F) -> F:
 
 
 def registrations() -> tuple[Call, ...]:
-    """The registrations of users' objects in this process."""
+    """Return the registrations of users' objects in this process."""
     return tuple(_calls.values())
 
 
 def repeat(calls: Iterable[Call]) -> None:
-    """Repeat another process's registrations in this process, once for each message of the other
-    process.
+    """Repeat in this process the registrations that another process has sent with a message.
 
-    A function without a name, or from a notebook, arrives as a new object each time. The new object
-    replaces the old one under its registered name.
+    A function without a name, or from a notebook, arrives as a new object with every message. The
+    new object replaces the old one under the registered name.
     """
     before = _repeating.set(True)
     try:
@@ -64,17 +63,19 @@ def repeat(calls: Iterable[Call]) -> None:
 
 
 def is_repeating() -> bool:
-    """Whether this process is repeating another process's registrations, which replace its own
-    registrations.
+    """Whether this process is repeating the registrations of another process, which replace this
+    process's registrations.
     """
     return _repeating.get()
 
 
 def _is_users(value: Any) -> bool:
-    """Whether a registered object was defined outside these packages; names and None were not."""
+    """Whether a registered value is an object that was defined outside these packages; False for
+    names and None.
+    """
     return not isinstance(value, str | None) and module_of(value).partition(".")[0] not in PACKAGES
 
 
 def module_of(value: Any) -> str:
-    """Module of a class or function, or of an object's class."""
+    """Return the module in which a class or function, or an object's class, is defined."""
     return getattr(value, "__module__", None) or type(value).__module__

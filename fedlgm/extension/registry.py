@@ -1,4 +1,4 @@
-"""Objects that a recipe names: objects of the library, users' registered objects, and
+"""Registries of the objects that a recipe can name: bundled objects, users' registered objects, and
 references.
 """
 
@@ -20,10 +20,11 @@ class Registry(Generic[T]):
     """The objects of one kind, by name.
 
     Args:
-        what: the kind in messages, such as "engine".
-        items: the library's objects by name. For a string "package.module:name", `find` imports the
-            object.
-        others: other values that a recipe may name, for the message about an unknown name.
+        what: name of the kind in messages, such as "engine".
+        items: the library's objects by name. An item may be a string "package.module:name", which
+            `find` imports.
+        others: descriptions of other values that a recipe may have, for the message about an
+            unknown name.
 
     Example:
         >>> import math
@@ -42,20 +43,20 @@ class Registry(Generic[T]):
         self._what, self._items, self._others = what, dict(items or {}), others
 
     def names(self) -> tuple[str, ...]:
-        """All names, in the order of registration."""
+        """Return all names, in the order of registration."""
         return tuple(self._items)
 
     def __contains__(self, name: object) -> bool:
-        """Whether an object has this name; references have none."""
+        """Whether an object is registered under this name; False for references."""
         return isinstance(name, str) and name in self._items
 
     def items(self) -> tuple[tuple[str, T | str], ...]:
-        """Names with their objects, or with references that `find` would import."""
+        """Return all names with their objects, or with references that `find` would import."""
         return tuple(self._items.items())
 
     def check_free(self, name: str, item: Any) -> None:
-        """Refuse a name that belongs to another object. The same class or function may be defined
-        again, as in a notebook.
+        """Refuse a name that belongs to another object. A later definition of the same class or
+        function, as in a notebook, is accepted.
 
         Raises:
             ConfigError: the name is taken, or is not a string.
@@ -73,7 +74,7 @@ class Registry(Generic[T]):
             )
 
     def add(self, name: str, item: T | str) -> None:
-        """Register an object, or its later definition.
+        """Register an object, or a later definition of it.
 
         Raises:
             ConfigError: see `check_free`.
@@ -82,14 +83,15 @@ class Registry(Generic[T]):
         self._items[name] = item
 
     def find(self, name: Any) -> Any:
-        """The object that a recipe's value names: a registered object, or a user's own object.
+        """Return the object that a recipe's value names: a registered object, or an object to which
+        the value refers.
 
         Args:
             name: one of `names()`, or "package.module:name".
 
         Raises:
-            ConfigError: the name is unknown, or is an object instead of a name; or see
-                `load_object`.
+            ConfigError: the name is unknown, an object is given instead of a name, or `load_object`
+                fails.
         """
         if name in self:
             item = self._items[name]
@@ -105,7 +107,7 @@ class Registry(Generic[T]):
         )
 
     def find_function(self, name: str, form: str, *arguments: Any) -> Any:
-        """The function that a recipe's value names.
+        """Return the function that a recipe's value names.
 
         Args:
             name: see `find`.
@@ -113,7 +115,7 @@ class Registry(Generic[T]):
             arguments: arguments that the function must take.
 
         Raises:
-            ConfigError: the object is not such a function; or see `find`.
+            ConfigError: the object is not such a function, or `find` fails.
 
         Example:
             >>> Registry("schedule").find_function("math:pi", "(round, rounds) -> factor", 1, 2)
@@ -128,12 +130,12 @@ class Registry(Generic[T]):
 
 
 def _place(item: Any) -> Any:
-    """Module and name under which a registered class or function was defined; the object itself if
-    it has no such name.
+    """Return the module and name under which a registered class or function was defined; return the
+    object itself if it has no such name.
     """
     if isinstance(item, Mapping):
         return {key: _place(value) for key, value in item.items()}
     if is_dataclass(item) and not isinstance(item, type):
         return [_place(getattr(item, field.name)) for field in fields(item)]
-    name = getattr(item, "__qualname__", "<")  # "<lambda>" and "<locals>" tell no objects apart
+    name = getattr(item, "__qualname__", "<")  # "<lambda>" and "<locals>" do not identify an object
     return item if "<" in name else (module_of(item), name)

@@ -1,7 +1,7 @@
-"""Copies of users' objects (model, task, trainer). They are fresh or restored for every client, so
-that no state passes from one client to the next.
+"""Copies of users' objects (model, task, trainer) that are made anew or restored for every client,
+so that no state passes from one client to the next.
 
-`fedlgm.extension.separation` names the state that all copies share.
+`fedlgm.extension.separation` finds the state that all copies would share.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ONE_CLIENT = ContextVar("_ONE_CLIENT", default=False)
 
 @contextmanager
 def one_client() -> Iterator[None]:
-    """Trainers that are made in the block have their own copies of the user's objects and train
-    only one client, so they restore nothing.
+    """Mark a block in which every trainer that is made has its own copies of the user's objects and
+    trains only one client, so that it need not copy or restore anything.
     """
     token = _ONE_CLIENT.set(True)
     try:
@@ -47,24 +47,24 @@ def one_client() -> Iterator[None]:
 
 
 def fresh(part: T) -> T:
-    """A copy of an object that keeps state, so that the object itself does not change. An object
-    that cannot be copied is shared.
+    """Return a copy of an object that may keep state, so that the object itself does not change. An
+    object that keeps no state or cannot be copied is returned itself.
     """
     if _ONE_CLIENT.get() or keeps_nothing(part):
         return part
     try:
         return copy.deepcopy(part)
-    except Exception:  # a user's object may raise anything; `shared_state` says so
+    except Exception:  # any exception of a user's object; `shared_state` reports it
         return part
 
 
 class Watched:
-    """The users' functions and classes that the given objects can reach. No client may change them,
-    because all copies share them.
+    """The users' functions and classes, and the modules, that all copies of the given objects
+    share. No client may change them.
 
     Args:
-        parts: the objects by name, see `shared_state`. That function does not detect a change
-            through another name.
+        parts: the objects by name, as for `shared_state`, which does not detect that a function
+            changes an attribute of such an object through another name.
 
     Example:
         >>> __name__ = "mypkg.losses"
@@ -90,7 +90,7 @@ class Watched:
         """Refuse a change of a watched function or class.
 
         Raises:
-            PrivacyError: the message names the attribute.
+            PrivacyError: an attribute was changed; the message names it.
         """
         for each, before in self._held:
             now = _own_names(each)
@@ -114,7 +114,7 @@ def _is_watched(value: Any) -> bool:
 
 
 def _own_names(value: Any) -> dict[str, Any]:
-    """Attributes of an object, except the attributes that Python and its libraries fill in."""
+    """Return the attributes of an object, except the attributes that Python and libraries set."""
     return {
         name: each
         for name, each in vars(value).items()
@@ -125,9 +125,9 @@ def _own_names(value: Any) -> dict[str, Any]:
 class Restored:
     """A model and its task, restored to their first state before every client.
 
-    Modules, parameters, buffers and the task stay the same objects, so that references to them stay
-    valid. The attributes of these objects are restored. Values of buffers and frozen parameters are
-    not restored, because `Unchanged` refuses a model that writes them.
+    Modules, parameters, buffers and the task remain the same objects, so that references to them
+    stay valid; their attributes are restored. The values of buffers and frozen parameters are not
+    restored, because `Unchanged` refuses a model that changes them.
 
     Args:
         module: the model.
@@ -159,8 +159,8 @@ class Restored:
 
     @classmethod
     def of(cls, module: nn.Module, task: Any) -> Restored | None:
-        """The object that restores model and task. None if nothing needs to be restored, or if the
-        objects cannot be copied (`shared_state` then says so).
+        """Make the object that restores model and task. Return None if nothing needs to be
+        restored, or if the objects cannot be copied (which `shared_state` reports).
         """
         if _ONE_CLIENT.get() or (keeps_nothing(module) and keeps_nothing(task)):
             return None
@@ -170,11 +170,11 @@ class Restored:
             return None
 
     def modes(self) -> list[tuple[nn.Module, bool]]:
-        """Every module, and whether it is in training mode."""
+        """Return every module of the model, each with whether it is in training mode."""
         return [(part, part.training) for _, part in self._pairs if isinstance(part, nn.Module)]
 
     def check(self) -> None:
-        """Refuse a model or task whose watched state has changed."""
+        """Refuse a change of functions and classes that all copies share (see `Watched.check`)."""
         self._watched.check()
 
     def restore(self) -> bool:
@@ -202,8 +202,8 @@ class Restored:
 
 @contextmanager
 def restored_around(restored: Restored | None) -> Iterator[None]:
-    """Undo changes before and after the block. Training modes are the same after the block as
-    before it.
+    """Restore the objects before and after the block. The modules' training modes are the same in
+    and after the block as before it.
     """
     if restored is None:
         yield
@@ -223,7 +223,7 @@ def restored_around(restored: Restored | None) -> Iterator[None]:
 
 
 class _Attributes:
-    """The attributes of one object.
+    """The attributes of one object, which can be restored.
 
     Args:
         before: copy of the object.

@@ -1,15 +1,15 @@
-"""Finding state that copies of a user's objects share, through which one client could affect the
-next client.
+"""Search for state that all copies of a user's objects share, through which one client could affect
+the next client.
 
 Each client starts from the user's components (model, task, trainer) in the state that they had
-before the first client. Deep copies and `fedlgm.extension.restored.Restored` restore state in the
-attributes of objects. But all deep copies share functions, classes, and the objects to which
-functions and classes refer. `shared_state` names the first of these shared objects that could keep
-state; if there is one, the guarantee is conditional.
+before the first client. Deep copies and `fedlgm.extension.restored.Restored` recover the state in
+the attributes of objects. But all deep copies share functions, classes, and the objects to which
+functions and classes refer. `shared_state` describes the first of these shared objects that could
+keep state; if there is such an object, the guarantee is conditional.
 
 Code of `KNOWN` packages is assumed to keep state between calls only in the attributes and buffers
-of its objects. PyTorch's layers and this package's components keep no state even there
-(`keeps_nothing`), so nothing needs to be restored for them.
+of its objects. PyTorch's layers and this package's components keep no state even in attributes (see
+`keeps_nothing`), so they need not be restored.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ _VALUES = (
 _UNSEEN = frozenset(
     ["data", "numpy", "set_", "storage", "untyped_storage", "asarray", "from_numpy", "from_dlpack"]
 )
-"""Names of attributes and functions through which a tensor can be changed without a change of its
-version counter, on which `Unchanged` relies.
+"""Names of attributes and functions through which a tensor can be changed although its version
+counter, on which `Unchanged` relies, does not change.
 """
 _INSIDE = frozenset(
     [
@@ -143,13 +143,13 @@ class Reached(NamedTuple):
     """An object that can be reached from a user's component.
 
     Attributes:
-        path: name of the object in a message.
+        path: description of the object's location, for messages.
         value: the object.
-        top: path of attributes from the component to the object, up to the last object that a deep
-            copy copies.
+        top: path of attributes from the component towards the object, up to the last object that a
+            deep copy copies.
         shared: whether all deep copies of the component share the object.
-        made: whether the object is a class that the component's code may call, and not only the
-            class of another object.
+        made: for a class, whether the component's code may call it; False if it was reached only as
+            the class of another object.
     """
 
     path: str
@@ -160,7 +160,9 @@ class Reached(NamedTuple):
 
 
 def package_of_code(value: Any) -> str:
-    """Top-level package in which a function or class is defined, or to which a module belongs."""
+    """Return the top-level package in which a function or class is defined, or to which a module
+    belongs.
+    """
     if isinstance(value, FunctionType):
         return str(value.__globals__.get("__name__", "")).partition(".")[0]
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
@@ -168,8 +170,9 @@ def package_of_code(value: Any) -> str:
 
 
 def keeps_nothing(part: Any) -> bool:
-    """Whether a component keeps no state between calls. The decision depends on the packages that
-    define the classes of the component and of its modules, and on their hooks and attributes.
+    """Whether a component is known to keep no state between calls. The decision depends on the
+    packages that define the classes of the component and of its modules, and on their hooks and
+    attributes.
 
     Example:
         >>> class Own(nn.Module):
@@ -194,7 +197,7 @@ def keeps_nothing(part: Any) -> bool:
 
 
 def _functions(held: dict[str, Any]) -> bool:
-    """Whether a module has hooks or its own `forward`."""
+    """Whether a module's attributes contain hooks or a `forward`."""
     return "forward" in held or any(
         value for name, value in held.items() if name.endswith("_hooks")
     )
@@ -206,7 +209,7 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
 
     Args:
         root: the component.
-        path: name of the component.
+        path: name of the component, with which the paths of objects begin.
     """
     waiting, seen = [Reached(path, root, path, shared=False)], dict[tuple[int, bool, bool], Any]()
     while waiting:
@@ -222,17 +225,17 @@ def reach(root: Any, path: str) -> Iterator[Reached]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether an object is an immutable value of a known package."""
+    """Whether an object is an immutable value whose class a `KNOWN` package defines."""
     return isinstance(value, _VALUES) and package_of_code(type(value)) in KNOWN
 
 
 def _is_plain_layer(value: Any) -> bool:
-    """Whether an object is a module with neither tensors nor state, such as a loss of PyTorch."""
+    """Whether an object is a module without tensors and state, such as a loss of PyTorch."""
     return isinstance(value, nn.Module) and keeps_nothing(value) and not tensors_of(value)
 
 
 def _inside(item: Reached) -> list[Reached]:
-    """The objects to which an object refers directly."""
+    """List the objects to which an object refers directly."""
     path, value, top, shared, made = item
     if isinstance(value, functools.partial):
         called = (value.func, *value.args, *value.keywords.values())
@@ -277,7 +280,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 def _held_by(function: FunctionType, path: str) -> list[tuple[str, Any]]:
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     held = [(name, cell.cell_contents) for name, cell in cells if _is_filled(cell)]
-    # such as the wrapper that a decorator makes: it may call a user's function
+    # a function of a known package, such as the wrapper that a decorator makes, may call a user's
+    # function
     if package_of_code(function) in KNOWN:
         return [(path, value) for _, value in held if callable(value) and not _is_known(value)]
     held += [(f"default {i}", each) for i, each in enumerate(function.__defaults__ or ())]
@@ -351,8 +355,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def shared_state(
     model: nn.Module | None = None, task: Any = None, trainer: Any = None
 ) -> str | None:
-    """Describe the first object that could keep state and that all copies of a user's components
-    share; None if there is no such object.
+    """Describe the first reason why all copies of a user's components could share state, or why the
+    components cannot be copied. Return None if there is no such reason.
 
     Args:
         model: the model, before the first client.
@@ -391,18 +395,18 @@ def shared_state(
 
 
 def tensors_of(module: nn.Module) -> dict[int, Any]:
-    """A memo for `copy.deepcopy` that contains a module's parameters and buffers. With this memo,
-    the copy shares the parameters and buffers with the original.
+    """Make a memo for `copy.deepcopy` that contains a module's parameters and buffers. With this
+    memo, a copy shares the parameters and buffers with the original.
     """
     return {id(each): each for each in (*module.parameters(), *module.buffers())}
 
 
 def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
-    """Copy a model and a task. Return a pair of the copy and the original for each module of the
-    model and for the task. The copies share all parameters and buffers with the originals.
+    """Copy a model and a task. Return pairs (copy, original), one for each module of the model and
+    one for the task. The copies share all parameters and buffers with the originals.
 
     Raises:
-        Exception: a user's object cannot be copied.
+        Exception: a user's object cannot be copied (any type of exception).
     """
     for kind in {base for part in (*module.modules(), task) for base in type(part).__mro__}:
         if vars(kind).get("__slots__") and package_of_code(kind) not in KNOWN:
@@ -412,8 +416,8 @@ def copies(module: nn.Module, task: Any) -> list[tuple[Any, Any]]:
 
 
 def _why(item: Reached, unseen: bool) -> str | None:
-    """The reason why this object could carry state from one copy of its component to the next; None
-    if the object cannot carry state.
+    """Return the reason why this object could carry state from one copy of its component to the
+    next, or None if it cannot.
     """
     path, value, shared = item.path, item.value, item.shared
     if isinstance(value, FunctionType):
@@ -440,7 +444,7 @@ def _why(item: Reached, unseen: bool) -> str | None:
     if isinstance(value, functools._lru_cache_wrapper):
         return f"{path} is a cache"
     if isinstance(value, weakref.ref) and not isinstance(value(), Tensor | OrderedDict):
-        return f"{path} is a weak reference"  # the rest are PyTorch's, to parameters and hooks
+        return f"{path} is a weak reference"  # PyTorch has such references to parameters and hooks
     if not shared:
         return None
     if isinstance(value, tuple | frozenset | MethodType):
@@ -477,8 +481,7 @@ def _why_class(kind: type) -> str | None:
 
 
 def _writes(function: FunctionType, unseen: bool) -> str | None:
-    """The reason why a user's function could keep state between calls; None if the function cannot
-    keep state.
+    """Return the reason why a user's function could keep state between calls, or None if it cannot.
 
     Args:
         function: the function.

@@ -8,7 +8,7 @@
     def test_my_mechanism():
         check_mechanism(InverseSize("inverse-size"))
 
-Each function raises a `FedlgmError` that names the problem in one sentence, if there is one. The
+If there is a problem, these functions raise a `FedlgmError` that names it in one sentence. The
 bundled models, data and tasks pass the same checks.
 """
 
@@ -56,7 +56,7 @@ from fedlgm.wording import prefix_key
 
 _EXAMPLES = 6  # examples of the larger of the two test clients
 _BATCH = 4
-_SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # of artificial releases: zero, tiny, negative, large
+_SCALES = (0.0, 1e-6, -0.05, 1.0, -1e4)  # scales of artificial releases, including zero
 _ROUNDING = 1e-2  # largest relative difference between updates that rounding explains
 
 
@@ -68,7 +68,7 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
             can be resumed.
         task: any argument of `fedlgm.training.tasks.get`.
         allow_empty: whether to accept clients without examples. A run does not train such clients,
-            but it includes them in the number of clients.
+            but counts them as clients.
 
     Returns:
         The data set, with targets of the task's type.
@@ -94,21 +94,23 @@ def check_data(data: Loadable, task: Any = None, *, allow_empty: bool = False) -
 def check_mechanism(
     mechanism: Mechanism, layers: LayerTable | None = None, facts: RunFacts | None = None
 ) -> None:
-    """Check a mechanism: that plans are pure and can be serialised, that bounds hold, that a plan's
-    event covers the effect of a client or example, and that all rounds stay within the budget.
+    """Check that a mechanism's plans are pure and can be serialised, that bounds hold, that a
+    plan's event covers the effect of a client or example, and that all rounds stay within the
+    budget.
 
-    Plans are made for all rounds, with artificial past releases. The cost of a round must not
-    depend on past releases. The check measures how far a client or example moves the sum, and does
-    not rely on the bounds that the mechanism claims.
+    Plans are made for all rounds, with artificial past releases, on which the cost of a round must
+    not depend. The check measures how far some contributions of a client or example move the sum,
+    and does not rely on the bounds that the mechanism claims.
 
     Args:
         mechanism: the mechanism.
         layers: layer table of a model; by default, four layers with 1 to 300 coordinates.
         facts: the run's facts, with a budget; by default, central trust and epsilon 8 at delta 1e-5
-            over 6 rounds in which every client takes part, whose cost has a closed form.
+            over 6 rounds in which every client takes part (the cost of such rounds has a closed
+            form).
 
     Raises:
-        FedlgmError: the mechanism violates the contract of mechanisms.
+        FedlgmError: a check fails.
 
     >>> from fedlgm import mechanisms
     >>> check_mechanism(mechanisms.get("uniform"))
@@ -131,7 +133,7 @@ def check_mechanism(
     for transcript in _transcripts(method):
         plan = _pure_plan(method, transcript, copy.deepcopy(unused))
         if not plan.protected:
-            continue  # an unprotected plan claims nothing
+            continue  # an unprotected plan makes no promise
         if isinstance(mechanism, BoundsExamples):
             _check_scaling(mechanism.name, plan, mechanism.scaling(plan))
         _check_bounds(mechanism, plan)
@@ -160,8 +162,9 @@ def _transcripts(method: Method, scale: float = 0.05) -> Iterator[Transcript]:
 
 
 def _pure_plan(method: Method, transcript: Transcript, fresh: Mechanism) -> ReleasePlan:
-    """Make a plan. Refuse the mechanism if a second plan, the plan of a fresh copy of the
-    mechanism, or the plan that a client decodes from JSON is different.
+    """Make a plan. Refuse the mechanism if planning changes the past releases, or if a second plan,
+    the plan of a fresh copy of the mechanism, or the plan that a client decodes from JSON is
+    different.
     """
     mechanism, layers, facts = method.mechanism, method.layers, method.facts
     past = tuple(tensor.clone() for tensor in _tensors(transcript))
@@ -202,7 +205,7 @@ def _tensors(transcript: Transcript) -> tuple[Tensor, ...]:
 
 
 def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
-    """Check for some contributions, after bounding, that they do not move the sum further than the
+    """Check for some contributions that, once bounded, they do not move the sum further than the
     plan's event covers. Distances are in units of the noise's scale.
     """
     size, scales = plan.layers.size, plan.scales
@@ -234,8 +237,9 @@ def _check_bounds(mechanism: Mechanism, plan: ReleasePlan) -> None:
 
 
 def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
-    """Check for many norms of an example's layers that the scaled gradient does not exceed the
-    plan's bounds and does not move the sum further than the plan's event covers.
+    """Check, for many combinations of the norms of an example's layers, that the scaled gradient
+    does not exceed the plan's bounds and does not move the sum further than the plan's event
+    covers.
     """
     count, generator = len(plan.layers), torch.Generator().manual_seed(3)
     rows = [
@@ -256,8 +260,8 @@ def _check_scaling(name: str, plan: ReleasePlan, scaling: Scaling) -> None:
 
 
 def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
-    """Refuse a plan if a client or example (`unit`) moves the sum by `moved`, in units of the
-    noise's scale, and this is further than the plan's event covers.
+    """Refuse a plan whose event does not cover that a client or example (`unit`) moves the sum by
+    `moved`, in units of the noise's scale.
     """
     times = moved * plan.effective_multiplier
     if times > 1 + 1e-6:
@@ -265,7 +269,7 @@ def _require_covered(unit: str, moved: float, plan: ReleasePlan) -> None:
 
 
 def check_task(task: Any, outputs: Tensor, targets: Tensor) -> Task:
-    """Check a task on a batch: that it gives one loss per example, which does not depend on other
+    """Check on a batch that a task gives one loss per example, which does not depend on other
     examples, and that its mean loss, its gradients and its metrics are correct.
 
     Args:
@@ -321,11 +325,11 @@ def check_model(
     vectorized: bool = True,
     **options: Any,
 ) -> None:
-    """Check a model: that it has trainable parameters, that training changes no buffers, that the
-    outputs fit the task, and that every trainer can train it.
+    """Check that a model has trainable parameters, that training changes no buffers, that the
+    outputs fit the task, and that every trainer can train the model.
 
     Local training must be deterministic and independent of earlier clients, and must give the same
-    result for one client at a time and for many at once.
+    result (up to rounding) for one client at a time and for many clients at once.
 
     Args:
         model: any argument of `fedlgm.training.models.build`.
@@ -405,13 +409,13 @@ def check_model(
 def _jumps(
     trainer: SequentialTrainer, start: Tensor, clients: Sequence[ClientTask], updates: Tensor
 ) -> Tensor:
-    """Relative differences between the updates of two trainers that rounding can explain, one for
-    each of the two clients [2].
+    """Estimate, for each of the two clients [2], the relative difference between the updates of two
+    trainers that rounding can explain.
 
     If rounding moves an activation across zero, the gradient jumps. An update of ResNet-152 changes
     by up to 37 % if each weight changes by a millionth of its value. Three such changes of the
-    weights are therefore tried. A difference of up to three times the largest change of the update
-    is allowed, but at most half of the update.
+    weights are therefore tried. The result is three times the largest relative change of the
+    update, but at most one half.
     """
     generator, largest = torch.Generator().manual_seed(4), torch.full((2,), _ROUNDING / 3)
     for _ in range(3):

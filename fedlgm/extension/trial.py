@@ -1,9 +1,10 @@
-"""Trials of a user's model, task and trainer on a few examples, before a run writes anything.
+"""Trials of a user's model, task and trainer on a few examples, which take place before a run
+writes anything.
 
-An update must be a function of the client's own examples, and a prepared example must be a function
-of that example alone. A trial finds mistakes early and proves nothing: `fedlgm.extension.restored`
-keeps clients apart by construction. `fedlgm.training.example_level.trial` has the stricter trial
-for runs that bound examples.
+An update must depend only on the client's own examples, and a prepared example must depend only on
+the example from which it is prepared. A trial finds mistakes early but proves nothing; what keeps
+clients apart is `fedlgm.extension.restored`. `fedlgm.training.example_level.trial` has the stricter
+trial for runs that bound examples.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedlgm.training.tasks.task import ExampleLosses, Task, require_separate_los
 from fedlgm.wording import prefix_key
 
 Examples = tuple[Inputs, Tensor]
-"""Inputs and targets of a few examples."""
+"""A pair of the inputs and the targets of a few examples."""
 
 
 def try_clients(
@@ -43,16 +44,16 @@ def try_clients(
 
     Args:
         module: the initial model.
-        updates: function that returns the updates [D] of clients with these examples, trained one
-            after another with the same random numbers. It starts from a model and a task that have
-            seen no examples.
+        updates: function that trains clients with the given examples one after another, with the
+            same random numbers, and returns their updates [D]. It starts from a model and a task
+            that have seen no examples.
         task: task of the model.
         x: inputs of a few public examples [n, ...].
-        y: their targets [n, ...].
-        owner: the user's class on trial; a message names the line of this class.
+        y: targets of these examples [n, ...].
+        owner: the user's class on trial; a message names a line of its code.
 
     Raises:
-        ConfigError: the message names the problem.
+        ConfigError: the model or task is refused; the message names the problem.
     """
 
     def make_updates() -> list[Tensor]:
@@ -72,8 +73,8 @@ def try_clients(
 
 
 def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
-    """The data that a task has prepared, and copies of a user's task that have each prepared a part
-    of the data.
+    """Prepare the data with a task. Return the prepared data, and copies of a user's task that have
+    each prepared a part of the data.
 
     Args:
         task: the task, before it has seen examples.
@@ -94,15 +95,15 @@ def prepare_data(task: Task, found: DataSet) -> tuple[DataSet, list[Task]]:
 
 
 def prepare_rows(task: Task, data: DataSet) -> DataSet:
-    """The data with targets from the task's own `targets`. A fresh copy of the task gets one
-    training example at a time.
+    """Prepare the data with the method `targets` of a user's task. Each training example is given
+    to a fresh copy of the task.
 
     Args:
-        task: the task, which has the library's `prepare`.
+        task: the task, which inherits the library's `prepare`.
         data: the data before the task has prepared them.
 
     Raises:
-        ConfigError: the targets are different if the task gets all training examples together.
+        ConfigError: the task makes other targets if it gets all training examples together.
     """
     reference, y = fresh(task).prepare(data), data.train_y
     rows = [fresh(task).targets(y[i : i + 1], "training") for i in range(len(y))]
@@ -125,9 +126,10 @@ def try_preparing(task: Task, data: DataSet, prepared: DataSet) -> list[Task]:
         Copies of the task that have each prepared a part of the data, for `require_same_losses`.
 
     Raises:
-        ConfigError: the examples of a part would be different without the other training examples.
+        ConfigError: the task prepares the examples of a part differently without the other training
+            examples.
     """
-    # The examples may be sorted by class.
+    # The examples may be sorted by class, so they are shuffled before they are split.
     copies, order = [], np.random.default_rng(0).permutation(len(data.train_y))
     for half in np.array_split(order, 2) if len(order) > 1 else ():
         rows, task_copy = np.sort(half), fresh(task)
@@ -160,10 +162,10 @@ def require_same_losses(
         others: copies of the task that have each prepared a part, from `try_preparing`.
         module: the initial model.
         x: inputs of a few public examples [n, ...].
-        y: their targets [n, ...].
+        y: targets of these examples [n, ...].
 
     Raises:
-        ConfigError: the losses differ.
+        ConfigError: the losses of the task and its copies differ.
     """
     if not others:
         return
@@ -199,7 +201,7 @@ def _near(array: np.ndarray, other: np.ndarray) -> bool:
 
 @torch.no_grad()
 def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Tensor) -> None:
-    """The rules of `fedlgm.extension.testing.check_task` that need a model's outputs."""
+    """Check the rules of `fedlgm.extension.testing.check_task` that need a model's outputs."""
     with prefix_key("task"), fork_rng(0):  # seed of dropout
         outputs = inputs.call(module, x)
         require_separate_losses(task, outputs, y)
@@ -208,12 +210,12 @@ def check_losses(module: nn.Module, task: Task | ExampleLosses, x: Inputs, y: Te
 
 
 def require_alike(made: Callable[[], Sequence[Tensor]], count: int, owner: Any) -> None:
-    """Refuse updates or sums that differ although they come from the same examples.
+    """Refuse code whose updates or sums differ although they come from the same examples.
 
     Args:
         made: function that makes all updates or sums.
         count: number of examples, for the message.
-        owner: the user's class on trial; a message names the line of this class.
+        owner: the user's class on trial; a message names a line of its code.
 
     Raises:
         ConfigError: the updates or sums differ, or training fails.

@@ -1,10 +1,11 @@
-"""One registry of all mechanisms: `get(name, **options)`, `names()`, `register(name, kind)`.
+"""The registry of all mechanisms, with `get(name, **options)`, `names()` and `register(name,
+kind)`.
 
 A mechanism is a frozen dataclass derived from `Mechanism`, and its fields are its options. To use
 your own mechanism, pass it as an object, call `register`, or name it in a recipe as
 "package.module:Class". If its plans use multipliers other than the run's multiplier, also override
-`costs`. `fedlgm.extension.testing.check_mechanism` checks a mechanism. docs/references.md lists the
-papers.
+`costs`. `fedlgm.extension.testing.check_mechanism` tests it. docs/references.md lists the papers
+that describe the bundled mechanisms.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ _PAPERS = {
     "adapldp": "fedlgm.papers.ladp.adapldp:AdapLDP",
     "client-ladp": "fedlgm.papers.ladp.client_choice:ClientLaDP",
 }
-"""Mechanisms that only one paper's tables need. They are imported on first use, and all of them
-protect clients."""
+"""Mechanisms that only the tables of one paper need. They are imported on first use, and the unit
+of privacy of each of them is a client.
+"""
 _Variants = Mapping[str, type[Mechanism] | str]
 _REGISTRY: Registry[_Variants] = allocation.MECHANISMS
 _RULE: _Variants = {"sound": LayerwiseGaussian, "published": PublishedMedClip}
-"""Variants of the mechanisms that are allocation rules."""
+"""The two variants of every mechanism that is an allocation rule."""
 
 
 @registers
@@ -106,7 +108,7 @@ def _enter(name: str, entry: _Variants) -> None:
 
 
 def _all_mechanisms() -> Registry[_Variants]:
-    """All mechanisms by name; every allocation rule is one."""
+    """Return all mechanisms by name, with one mechanism for each allocation rule."""
     rules = dict.fromkeys(allocation.names(), _RULE)
     return Registry("mechanism", rules | dict(_REGISTRY.items()))
 
@@ -131,11 +133,11 @@ register("lm-dp-sgd", LMDPSGD, PublishedLMDPSGD)
 
 
 def names(unit: Unit | None = "client") -> tuple[str, ...]:
-    """Registered mechanism names.
+    """Return the names of the registered mechanisms.
 
     Args:
-        unit: return only mechanisms that protect this unit, "client" or "example"; None returns
-            all.
+        unit: "client" or "example" to return only the mechanisms with this unit of privacy; None to
+            return all.
 
     Example:
         >>> "dp-sgd" in names(), "dp-sgd" in names("example")
@@ -149,7 +151,8 @@ def names(unit: Unit | None = "client") -> tuple[str, ...]:
 
 
 def is_private(name: str) -> bool:
-    """Whether the mechanism `name` has a budget: False for `none` and `sgd`, which ignore epsilon.
+    """Whether the mechanism `name` has a privacy budget; `none` and `sgd` have none and ignore
+    epsilon.
 
     Raises:
         ConfigError: unknown name.
@@ -162,7 +165,7 @@ def is_private(name: str) -> bool:
 
 
 def unit_of(name: str) -> Unit:
-    """Unit of privacy of the mechanism `name`.
+    """Return the unit of privacy of the mechanism `name`.
 
     Raises:
         ConfigError: unknown name.
@@ -186,7 +189,7 @@ def is_own(name: str) -> bool:
 
 
 def options(name: str, variant: str | None = None) -> tuple[str, ...]:
-    """Option names of `get(name, ...)` except `variant`, for one variant or for all variants.
+    """Return the names of a mechanism's options, for one variant or for all of its variants.
 
     Raises:
         ConfigError: unknown name or variant.
@@ -200,7 +203,7 @@ def options(name: str, variant: str | None = None) -> tuple[str, ...]:
 
 
 def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
-    """The mechanism `name` with the given options.
+    """Make the mechanism `name` with the given options.
 
     Args:
         name: a registered name, or "package.module:Class" for an unregistered mechanism.
@@ -222,8 +225,8 @@ def get(name: str, *, variant: str = "sound", **values: Any) -> Mechanism:
 
 
 def split(method: str) -> tuple[str, str]:
-    """Mechanism and variant of a method. A registered name may have a variant;
-    "package.module:Class" has no variant.
+    """Split the name of a method into a mechanism's name and a variant. The variant is empty if it
+    is not given, and for "package.module:Class", which has no variants.
 
     >>> split("ladp:published"), split("ladp"), split("mypackage.rules:InverseSize")
     (('ladp', 'published'), ('ladp', ''), ('mypackage.rules:InverseSize', ''))
@@ -239,7 +242,7 @@ def _kind(name: str, variant: str) -> type[Mechanism]:
     kind = variants[variant]
     if isinstance(kind, str):
         kind = load_object(kind, what="mechanism")
-    # an allocation rule, which `allocation.shares` finds by the same reference
+    # the object is an allocation rule, which `allocation.shares` finds by the same reference
     if inspect.isfunction(kind):
         kind = LayerwiseGaussian
     if not (isinstance(kind, type) and issubclass(kind, Mechanism)):

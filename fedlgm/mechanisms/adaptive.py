@@ -1,11 +1,12 @@
-"""An allocation that follows past releases: noise in proportion to the released model's weights.
+"""An allocation that follows past releases: each layer's noise is proportional to the root mean
+square of its released weights.
 
-For all shares sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every round, so a round costs exactly one
-Gaussian mechanism of the run's multiplier. Shares are functions of released models. Post-processing
-costs nothing, so ordinary adaptive composition of releases of one fixed multiplier applies
-(docs/guarantees.md).
+Whatever the layers' shares of the budget are, sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 in every
+round, so a round costs exactly one Gaussian mechanism with the run's multiplier. The shares depend
+only on released models, and post-processing costs nothing, so ordinary adaptive composition of
+releases with one fixed multiplier applies (docs/guarantees.md).
 
-docs/results/adaptive.md has measurements and other attempts.
+docs/results/adaptive.md has measurements of this allocation and of others that were tried.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ _PROVEN = "every contribution is bounded, then noised; the noise's split over th
 
 @dataclass(frozen=True)
 class AdaptiveAllocation(Bounded):
-    """EqClip bounds s_j = S / sqrt(K), and noise that moves slowly towards the layers' root mean
-    square weights.
+    """EqClip bounds s_j = S / sqrt(K), with noise scales that slowly become proportional to the
+    root mean square of each layer's weights.
 
     With x the last released model and d_j the size of layer j, the target of the shares is
 
         t_j ~ s_j^2 d_j / ||x_j||^2,    that is sigma_j in proportion to ||x_j|| / sqrt(d_j).
 
-    The noise is then equally large relative to every layer's weights. Let p be the last round's
-    shares. The next shares are p_j^memory t_j^(1 - memory), normalised, and sigma_j = sigma_* s_j /
-    sqrt(p_j). The first round uses the target of the initial model, which is public. If all weights
-    are equal, this target is the "uniform" rule. Shares change slowly because correlated noise
-    cancels only between equal scales, and because a split that jumps from round to round costs
-    accuracy. Noise enlarges weights, but this effect does not reinforce itself: if the layers held
-    only noise, the target would equal the present split.
+    With these shares the noise is equally large relative to every layer's weights. Let p be the
+    last round's shares. The next shares q_j are p_j^memory t_j^(1 - memory), normalised, and
+    sigma_j = sigma_* s_j / sqrt(q_j). The first round uses the target of the initial model, which
+    is public. If all weights are equal, this target is the "uniform" rule. Shares change slowly
+    because correlated noise cancels only between equal scales, and because a split that jumps from
+    round to round costs accuracy. Noise enlarges the weights of a layer, but this does not increase
+    its noise further: if the layers held only noise, the target would equal the present shares.
 
-    Neighbouring relation, unit and trust are those of the run, as for every rule of
-    `fedlgm.planning.allocation`.
+    The neighbouring relation, the unit of privacy and the trust model are those of the run, as for
+    every rule of `fedlgm.planning.allocation`.
 
     Attributes:
         bound: l2 bound S > 0 of one client's update.
         memory: weight of the last round's shares in [0, 1]; 1 keeps the first round's shares.
-        span: >= 1; before averaging, a target is limited to within this factor of the targets'
-            geometric mean. With a factor of 8, small layers get so little of the budget that the
-            accuracy is lower than with fixed rules.
+        span: factor >= 1; before averaging, each layer's target is limited to within this factor of
+            the geometric mean of all targets. With a factor of 8, small layers get so little of the
+            budget that the accuracy is lower than with fixed rules.
 
     Example:
         >>> import torch
@@ -69,7 +70,7 @@ class AdaptiveAllocation(Bounded):
     span: AtLeastOne = 2.0
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of public facts, the last released model and the last
+        """Make the round's plan, a function of public facts, the last released model and the last
         plan.
         """
         clip = clipping.eq_clip(self.bound, len(layers))
@@ -80,17 +81,18 @@ class AdaptiveAllocation(Bounded):
         return ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN))
 
     def _target(self, layers: LayerTable, clip: np.ndarray, transcript: Transcript) -> np.ndarray:
-        """Target shares from the last released model, positive, [K]."""
+        """Compute the target shares from the last released model, positive, [K]."""
         weights = layers.squared_norms(transcript.models[-1]).numpy() / layers.sizes
         target = within(clip**2, weights, self.span)
         return np.asarray(target / target.sum())
 
 
 def within(wanted: np.ndarray, known: np.ndarray, span: float) -> np.ndarray:
-    """The ratios `wanted` / `known`, limited to within a factor of their geometric mean, [K].
+    """Return the ratios `wanted` / `known`, limited to within a factor of their geometric mean,
+    [K].
 
-    If `known` is 0 or not finite, the ratio is as large as the limit permits. If `known` is so for
-    all entries, all ratios are 1.
+    Where `known` is 0 or not finite, the ratio is as large as the limit permits. If every entry of
+    `known` is 0 or not finite, all ratios are 1.
 
     Args:
         wanted: positive, [K].

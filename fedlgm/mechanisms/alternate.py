@@ -1,7 +1,8 @@
 """Alternating low-rank factors: each round trains and releases only one factor of every adapter,
-with the whole budget.
+and spends the whole budget of the round on it.
 
-Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), with noise on the released factor.
+Source: RoLoRA (Chen et al. 2024, arXiv 2409.02346), to which this module adds noise on the released
+factor.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _PROVEN = "the order of releases is public; every contribution is bounded, then 
 class Alternate(Bounded):
     """Odd rounds release the factors B of all adapters, and even rounds release the factors A.
 
-    B comes first, because it begins at zero, where the gradient of A vanishes. Layers that belong
-    to no adapter, such as a new head, are released in every round. A factor that is not released is
-    not trained. The budget of a round is spread over the layers that it releases. A model that does
-    not train both factors releases all layers in every round.
+    B comes first, because B is zero in the initial model, so that the gradient of A is zero. Layers
+    that belong to no adapter, such as a new head, are released in every round. A factor that is not
+    released is not trained. The budget of a round is spread over the layers that it releases. If
+    the model does not train both factors, every round releases all layers.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
-        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
+        rule: allocation rule of the noise, one of `fedlgm.planning.allocation.names()`.
 
     Raises:
-        ConfigError: the rule is unknown; in `plan`, a layer mixes both factors.
+        ConfigError: the rule is unknown; in `plan`, a layer holds both factors, or one factor and
+            other parameters.
 
     Example:
         >>> from torch import nn
@@ -55,7 +57,7 @@ class Alternate(Bounded):
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan, a function of its number."""
+        """Make the round's plan, which depends on the past only through the number of the round."""
         factors = [self._factor(layer) for layer in layers.layers]
         both = {"A", "B"} <= set(factors)
         released = np.array(

@@ -1,10 +1,10 @@
-"""DP-SGD: one step releases one noisy sum of clipped per-example gradients. The unit of privacy is
+"""DP-SGD: each step releases one noisy sum of clipped per-example gradients. The unit of privacy is
 an example.
 
-If the server adds the noise, a round of the facts is a step, the population is the number of
-examples, and the sampling rate is the rate of a step's batch. If clients add the noise
-(`facts.steps`), a round consists of a client's local steps. In both cases the plan gives the bounds
-and the noise of one step's sum.
+If the server adds the noise, a round in the facts is one step, the population is the number of
+examples, and the sampling rate is the probability that an example is in the step's batch. If
+clients add the noise (`facts.steps`), a round consists of a client's local steps. In both cases the
+plan gives the bounds and the noise of one step's sum.
 
 Source: Abadi et al. (CCS 2016); Bu et al. (NeurIPS 2023) for Auto-S, equal to NSGD (Yang et al.,
 2022); Xia et al. (AAAI 2023) for DP-PSAC; SNR-consistent allocation paper, Table 2, for the
@@ -58,16 +58,17 @@ _STYLES = ("flat", "per-layer")
 def example_plan(
     layers: LayerTable, facts: RunFacts, reason: str = _PROVEN, **release: Any
 ) -> ReleasePlan:
-    """Plan of a step whose trainer bounds examples.
+    """Make the plan of a step in which the trainer bounds the examples' gradients.
 
     Args:
         layers: the mechanism's table.
         facts: the run's facts.
-        reason: reason why the step is private.
+        reason: the reason why the step is private, for the plan's guarantee.
         release: the fields `clip`, `sigma` and, optionally, `queries` and `notes` of `ReleasePlan`.
 
     Raises:
-        ConfigError: the facts do not have Poisson sampling of the examples of a step.
+        ConfigError: the server does not draw a step's examples by Poisson sampling or allocation,
+            or clients add the noise although the facts have no `steps`.
 
     Example:
         >>> from fedlgm import Sampling
@@ -88,7 +89,7 @@ def example_plan(
 
 @dataclass(frozen=True)
 class DPSGD(LayerwiseGaussian, BoundsExamples):
-    """Clipped per-example gradients with Gaussian noise on their sum.
+    """DP-SGD: per-example gradients are clipped, and Gaussian noise is added to their sum.
 
     Raises:
         ConfigError: an option is out of range, the style is a separate mechanism, or the style is
@@ -105,12 +106,13 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
     Attributes:
         bound: l2 bound C of one example's contribution.
-        style: "flat" (the whole gradient is clipped) or "per-layer" (every layer to its own bound).
+        style: "flat" (the whole gradient is clipped to C) or "per-layer" (the gradient of each
+            layer is clipped to a bound of that layer).
         allocation: for "per-layer", the rule that spreads the noise over the layers (see
             `fedlgm.planning.allocation`).
         clip: for "per-layer", the rule that spreads C over the layers. This option and the
-            following ones have the meaning of the options of `LayerwiseGaussian`, with examples
-            instead of clients.
+            following ones have the same meaning as in `LayerwiseGaussian`, with examples instead of
+            clients.
     """
 
     style: str = "flat"
@@ -133,11 +135,11 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
             )
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers, or one merged layer if the gradient is bounded as a whole."""
+        """Return the layers; for style "flat", merge them into one layer."""
         return layers if self.style == "per-layer" else layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The next step's plan."""
+        """Make the plan of the next step."""
         return example_plan(layers, facts, **self._release(layers, facts, transcript))
 
     @override
@@ -152,10 +154,11 @@ class DPSGD(LayerwiseGaussian, BoundsExamples):
 
 
 def check_batch_is_seen(name: str, facts: RunFacts) -> None:
-    """Refuse clients' own noisy steps for a variant that plans every step from its batch.
+    """Refuse a variant that plans every step from its batch if clients add the noise to their
+    steps.
 
     Raises:
-        ConfigError: the facts have such steps.
+        ConfigError: the facts have `steps`, so clients add the noise.
     """
     if facts.steps is not None:
         raise ConfigError(
@@ -165,12 +168,12 @@ def check_batch_is_seen(name: str, facts: RunFacts) -> None:
 
 @dataclass(frozen=True)
 class PublishedDPSGD(DPSGD, PublishedMedClip):
-    """Per-layer DP-SGD under MedClip as printed: bounds and noise follow the batch's norms. NOT
-    PRIVATE; charged as such.
+    """Per-layer DP-SGD with MedClip as printed: the batch's norms determine bounds and noise. NOT
+    PRIVATE, and charged as not private.
 
     The paper takes the medians "across the dataset" and does not say at which weights of the model.
-    Here the medians are over the batch's examples at the weights of the step. `PublishedMedClip`
-    takes them over the cohort in the same way. The batch is processed twice, because its bounds
+    Here the medians are taken over the batch's examples at the weights of the step, just as
+    `PublishedMedClip` takes them over the cohort. The batch is processed twice, because the bounds
     must be known before clipping.
 
     Example:
@@ -185,22 +188,24 @@ class PublishedDPSGD(DPSGD, PublishedMedClip):
     clip: Literal["eq", "med"] = "med"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate as for DP-SGD. Clients' own noisy steps are refused, because the server has no
-        batch from which to plan them.
+        """Calibrate as for DP-SGD. Runs in which clients add the noise are refused, because the
+        server has no batch from which to plan the clients' steps.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The plan of the rule if all layers of all examples had the same norm. The actual steps
-        plan from the examples' norms.
+        """Make the plan that results if all layers of all examples have the same norm. The steps of
+        a run use `plan_from_private_norms` instead.
         """
         return PublishedMedClip.plan(self, layers, facts, transcript)
 
     def plan_from_private_norms(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> ReleasePlan:
-        """Bounds from the examples' norms [B, K], claimed as if they were public."""
+        """Make a plan with bounds from the examples' norms [B, K]; its claim treats the bounds as
+        public.
+        """
         clip, sigma = self._from_private(layers, facts, norms)
         return unprotected_plan(example_plan(layers, facts, clip=clip, sigma=sigma), _MEDCLIP)
 
@@ -218,18 +223,18 @@ class PlainSGD(NoPrivacy, BoundsExamples):
     """
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """All layers merged into one."""
+        """Merge all layers into one."""
         return layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every step; its guarantee is "none" by intent."""
+        """Make the step's plan, which is the same in every step and has the guarantee "none"."""
         plan = super().plan(layers, facts, transcript)
         return replace(
             plan, guarantee=replace(plan.guarantee, unit="example"), bounded_by="trainer"
         )
 
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """Gradients are not scaled."""
+        """Return a scaling that leaves the gradients unchanged."""
         return FlatClip(math.inf)
 
 
@@ -239,8 +244,9 @@ class _Normalised(FlatGaussian, BoundsExamples):
     noise scale.
 
     Attributes:
-        bound: C. The papers absorb it into the learning rate.
-        stabiliser: limits the scaling of gradients with a small norm; at least 1e-6.
+        bound: l2 bound C of one example's contribution. The papers absorb C into the learning rate.
+        stabiliser: constant, at least 1e-6, that limits how much gradients with a small norm are
+            enlarged.
     """
 
     stabiliser: float = 0.01
@@ -254,7 +260,7 @@ class _Normalised(FlatGaussian, BoundsExamples):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every step."""
+        """Make the step's plan, which is the same in every step."""
         clip = np.array([self.bound])
         return example_plan(layers, facts, clip=clip, sigma=clip * facts.noise_multiplier)
 

@@ -1,16 +1,17 @@
-"""Group-wise (layer-wise) i.n.i.d. Gaussian and Laplace noise, with its baselines.
+"""Layer-wise i.n.i.d. Gaussian and Laplace noise, and the baselines with which the paper compares
+it.
 
 Layers are bounded in the norm that fits the noise (l2 for Gaussian, l1 for Laplace). Noise is
-i.i.d. within a layer. Three rules set the layers' scales for a given budget:
+i.i.d. within a layer. One of three rules sets the layers' scales for a given budget:
 
     inid    least total squared error                  Gaussian: the "min-total-noise" allocation
     spr     scale-perturb-rescale: every coordinate    Gaussian: the "dimension-adjusted" allocation
             spends an equal share of the budget
     iid     one scale for all coordinates              Gaussian: the "uniform" allocation
 
-Noise in proportion to a layer's bound alone, a frequent choice with group-wise clipping, is
-"sensitivity-proportional". Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5, Definition
-5.
+Noise in proportion to a layer's bound alone, a frequent choice with group-wise clipping, is the
+"sensitivity-proportional" allocation. Source: i.n.i.d. noise paper, Section VI-C, Theorems 4 and 5,
+Definition 5.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ _TOLERANCE = 1e-6  # relative margin of the calibrated multiplier
 
 @dataclass(frozen=True)
 class GroupNoise(Bounded):
-    """Per-layer bounds C_m with Gaussian or Laplace noise. The noise scales follow one of the
+    """Per-layer bounds C_m with Gaussian or Laplace noise, whose scales follow one of the module's
     rules.
 
-    Registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid", "laplace-spr" and
-    "laplace-iid".
+    The class is registered as "gaussian-inid", "gaussian-spr", "gaussian-iid", "laplace-inid",
+    "laplace-spr" and "laplace-iid".
 
     Attributes:
-        bound: bound C of a whole contribution, spread evenly over M layers ("flat" budgets): C_m =
-            C / sqrt(M) in l2 norm for Gaussian noise, C_m = C / M in l1 norm for Laplace noise.
+        bound: bound C of a whole contribution, spread evenly over M layers (the paper's "flat"
+            budgets): C_m = C / sqrt(M) in l2 norm for Gaussian noise, C_m = C / M in l1 norm for
+            Laplace noise.
         bounds: public bounds C_m of the layers, in the same norm; they replace `bound`.
-        p: the "inid" rules minimise the expected l_p^p error, p >= 1.
+        p: p >= 1 of the expected l_p^p error, which the "inid" rules minimise.
 
     Example:
         >>> from fedlgm import Sampling
@@ -76,12 +78,12 @@ class GroupNoise(Bounded):
 
     @property
     def family(self) -> Family:
-        """Law of the noise."""
+        """Law of the noise, which the registered name determines."""
         return "laplace" if self.name.startswith("laplace") else "gaussian"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Gaussian: sigma_* of a round. Laplace: 1 / sum_m C_m / b_m of a round (see
-        `calibrate_laplace`).
+        """Compute a round's noise multiplier: sigma_* for Gaussian noise, and the reciprocal of
+        sum_m C_m / b_m for Laplace noise (see `calibrate_laplace`).
         """
         if self.family == "gaussian":
             return super().calibrate(facts)
@@ -95,10 +97,10 @@ class GroupNoise(Bounded):
 
     @override
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
-        """Refuse Laplace noise for a run that is one mechanism.
+        """Refuse Laplace noise for a run that is accounted for as one mechanism.
 
         Raises:
-            ConfigError: the noise is Laplace, and a run is accounted for as one mechanism.
+            ConfigError: the noise is Laplace, or the base class refuses the run.
         """
         super().check_run(layers, facts)
         if self.family == "laplace":
@@ -109,10 +111,10 @@ class GroupNoise(Bounded):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round.
+        """Make the round's plan, which is the same in every round.
 
         Raises:
-            ConfigError: `bounds` has another number of layers.
+            ConfigError: `bounds` does not have one entry per layer.
             PrivacyError: the facts have no noise.
         """
         order = _ORDER[self.family]
@@ -134,7 +136,7 @@ class GroupNoise(Bounded):
 
 
 def names() -> tuple[str, ...]:
-    """Names under which `GroupNoise` is registered.
+    """Return the names under which `GroupNoise` is registered.
 
     Example:
         >>> names()[:3]
@@ -152,13 +154,15 @@ def calibrate_laplace(
     relation: Relation = "add-remove",
     accountant: str = "pld",
 ) -> float:
-    """Smallest Laplace noise whose `steps` releases stay within (epsilon, delta), as a multiplier.
+    """Return the multiplier of the least Laplace noise with which `steps` releases are (epsilon,
+    delta)-DP.
 
-    This is the counterpart of `privacy.calibrate` for Laplace noise. A release whose layers have l1
-    bounds C_m and scales b_m has the multiplier 1 / sum_m C_m / b_m, the reciprocal of its pure-DP
-    epsilon under add-or-remove-one (replace-one doubles the bounds). With delta = 0 the releases
-    are epsilon-DP by basic composition of their amplified costs, without an accountant. With delta
-    > 0 the accountant composes them (see `privacy.events.laplace_event`).
+    This is the counterpart of `privacy.calibrate` for Laplace noise. If the layers of a release
+    have l1 bounds C_m and noise scales b_m, its multiplier is the reciprocal of sum_m C_m / b_m.
+    This sum is the pure-DP epsilon of the release under add-or-remove-one (replace-one doubles the
+    bounds). With delta = 0 the releases are epsilon-DP by basic composition of their amplified
+    costs, without an accountant. With delta > 0, the accountant composes the releases (see
+    `privacy.events.laplace_event`).
 
     Args:
         epsilon: target, > 0.
@@ -169,7 +173,8 @@ def calibrate_laplace(
         accountant: "pld"; "rdp" only without sampling.
 
     Returns:
-        The multiplier, which is at most a relative 1e-6 too large and never too small.
+        The multiplier, which is never too small. It is too large by at most a relative 1e-6, unless
+        the budget allows a pure epsilon of more than 50 per release.
 
     Raises:
         ConfigError: an argument is outside its range.
@@ -185,7 +190,7 @@ def calibrate_laplace(
     check_rate(sampling_rate=sampling_rate)
     check_known("relation", relation, SENSITIVITY_FACTOR)
     check_known("accountant", accountant, privacy.accountants.ACCOUNTANTS)
-    # The largest loss, even if the budget allows less noise.
+    # The largest pure epsilon per release, even if the budget allows less noise.
     most = _LARGEST_LOSS if delta > 0 else privacy.events.LARGEST_PURE * (1 - _TOLERANCE)
     pure = min(math.log1p(math.expm1(min(epsilon / steps, most)) / sampling_rate), most)
     loss = (
@@ -206,12 +211,13 @@ def _largest_loss(
     accountant: str,
     pure: float,
 ) -> float:
-    """Largest pure epsilon of one unsampled release that the budget allows; `pure` is this epsilon
-    by basic composition.
+    """Return the largest pure epsilon that the budget allows for one release without sampling.
+    `pure` is the value that basic composition allows.
     """
 
     def excess(log_loss: float) -> float:
-        # Slightly more than is returned, because plans round their multiplier down to nine digits.
+        # The loss is slightly above the returned one, because plans round their multiplier down to
+        # nine digits.
         event = privacy.events.laplace_event(math.exp(log_loss) * (1 + 2e-8), rate, relation)
         return (
             min(privacy.accounting.composed_epsilon([(event, steps)], delta, accountant), 1e6)

@@ -1,17 +1,17 @@
-"""Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, with its
-baselines.
+"""Independent but not identically distributed (i.n.i.d.) Gaussian and Laplace noise, and the
+baselines with which the paper compares it.
 
 Every function computes one noise scale per coordinate from a public sensitivity profile and a
-budget. The privacy condition depends on one function of the scales, the budget that they spend:
+budget. Whether the noise suffices depends only on the budget that the scales spend:
 
     Gaussian   sum_i lambda_i^2 / sigma_i^2 = mu^2     (mu-Gaussian DP; whitening of the coordinates)
     Laplace    sum_i lambda_i / beta_i      = epsilon  (epsilon-DP; triangle inequality)
 
-All rules below meet the condition with equality. The "i.n.i.d." rule minimises the expected
-(weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;
+The scales of all three rules spend exactly the given budget. The "i.n.i.d." rule minimises the
+expected (weighted) l_p^p error at this budget; "i.i.d." gives all coordinates one scale;
 "scale-perturb-rescale" (SPR) gives each coordinate an equal share of the budget. Source: i.n.i.d.
-noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The neighbouring relation is that of the
-profile.
+noise paper, Theorems 4 and 5, equations 9 and 12, Table I. The result holds for the neighbouring
+relation for which the profile was computed.
 
 Profiles are vectors (shape [K]) or `Profile` objects (runs of equal coordinates). The scales have
 one entry per coordinate for a vector and one per run for a `Profile`. A coordinate of zero
@@ -46,21 +46,21 @@ def gaussian_inid(
     p: float = 2,
     weights: npt.ArrayLike | None = None,
 ) -> Array:
-    """Standard deviations of the (epsilon, delta)-DP Gaussian mechanism with the least expected
-    l_p^p error.
+    """Compute the standard deviations of the (epsilon, delta)-DP Gaussian mechanism with the least
+    expected l_p^p error.
 
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in (0, 1).
+        delta: delta of the guarantee, in (0, 1).
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+        weights: positive weights of the coordinates' errors, shaped like the scales; all one by
             default.
 
     Returns:
-        sigma, one entry per coordinate (per run for a `Profile`): i.n.i.d. noise paper, Theorem 4
-        (p = 2), equation 9.
+        sigma, one entry per coordinate (per run for a `Profile`), by Theorem 4 (for p = 2) and
+        equation 9 of the i.n.i.d. noise paper.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
@@ -77,21 +77,23 @@ def laplace_inid(
     *,
     tight: bool = False,
 ) -> Array:
-    """Scales of the (epsilon, delta)-DP Laplace mechanism with the least expected l_p^p error.
+    """Compute the scales of the (epsilon, delta)-DP Laplace mechanism with the least expected l_p^p
+    error.
 
     Args:
         profile: sensitivities lambda, shape [K], or a `Profile`.
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in [0, 1); 0 for pure epsilon-DP.
+        delta: delta of the guarantee, in [0, 1); 0 for pure epsilon-DP.
         p: the error is sum_i weights_i E|noise_i|^p, with finite p >= 1; 2 is the mean squared
             error.
-        weights: positive weights of the coordinates' errors, shape of the scales; all one by
+        weights: positive weights of the coordinates' errors, shaped like the scales; all one by
             default.
-        tight: convert delta by the tighter of the two bounds of `laplace_budget`.
+        tight: whether to use the tighter of the two bounds of `laplace_budget`, which allows less
+            noise.
 
     Returns:
-        beta, one entry per coordinate (per run for a `Profile`): i.n.i.d. noise paper, Theorem 5 (p
-        = 2), equation 12.
+        beta, one entry per coordinate (per run for a `Profile`), by Theorem 5 (for p = 2) and
+        equation 12 of the i.n.i.d. noise paper.
 
     Raises:
         ConfigError: sensitivities, budget, p or weights are out of range.
@@ -102,20 +104,21 @@ def laplace_inid(
 
 
 def laplace_budget(epsilon: float, delta: float = 0.0, *, tight: bool = False) -> float:
-    """Largest sum_i lambda_i / beta_i for which Laplace noise is (epsilon, delta)-DP.
+    """Return a value of sum_i lambda_i / beta_i for which Laplace noise is (epsilon, delta)-DP.
 
-    The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter epsilon - 2 log(1 - delta)
-    holds for any number of coordinates. Define the overlap 1 - delta_P(e) = integral min(P, exp(e)
-    Q). One Laplace coordinate shifted by a (in scales) has overlap exp((e - a)/2) for |e| <= a. The
-    overlap of a product at e_1 + e_2 is at least the product of the overlaps at e_1 and e_2. An
-    epsilon with |epsilon| <= sum a_i can always be split into e_i with |e_i| <= a_i. The bound is
-    exact for a single coordinate of non-zero sensitivity. The same argument shows that a product of
-    Laplace releases is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
+    The paper's Corollary 6 allows epsilon - log(1 - delta). The tighter bound allows epsilon - 2
+    log(1 - delta), for any number of coordinates, for this reason. Define the overlap 1 -
+    delta_P(e) = integral min(P, exp(e) Q). One Laplace coordinate shifted by a (in scales) has
+    overlap exp((e - a)/2) for |e| <= a. The overlap of the product of two distributions at e_1 +
+    e_2 is at least the product of their overlaps at e_1 and e_2. An epsilon with |epsilon| <= sum
+    a_i can always be split into e_i with |e_i| <= a_i. The tighter bound is exact for a single
+    coordinate of non-zero sensitivity. The same argument shows that a product of Laplace releases
+    is dominated by one scalar Laplace release of shift sum_i lambda_i / beta_i.
 
     Args:
         epsilon: privacy budget, > 0.
-        delta: privacy leakage, in [0, 1).
-        tight: use the tighter bound instead of the paper's.
+        delta: delta of the guarantee, in [0, 1).
+        tight: whether to use the tighter bound instead of the paper's.
 
     Returns:
         The budget for all coordinates together.
@@ -136,11 +139,12 @@ def noise_scales(
     p: float = 2,
     weights: npt.ArrayLike | None = None,
 ) -> Array:
-    """Standard deviations, or Laplace parameters, that spend a budget exactly.
+    """Compute standard deviations of Gaussian noise, or scales of Laplace noise, that spend a
+    budget exactly.
 
-    With weights w the optimum of Gaussian noise is sigma_i^(p+2) proportional to lambda_i^2 / w_i.
-    (The paper's Remark 4 only replaces lambda by a weighted profile. The resulting scales overspend
-    the budget unless they are divided by the weights.)
+    With weights w the least error of Gaussian noise is reached if sigma_i^(p+2) is proportional to
+    lambda_i^2 / w_i. (The paper's Remark 4 only replaces lambda by a weighted profile. Scales
+    computed in this way overspend the budget unless they are divided by the weights.)
 
     Args:
         family: law of the noise.
@@ -170,12 +174,12 @@ def noise_scales(
     if rule == "spr":
         # Each of the n coordinates that can change spends budget^q / n.
         return runs.values * (root(runs.counts[runs.values > 0].sum()) / budget)
-    # sigma_i^(p + q) proportional to lambda_i^q / w_i, with q = 2 (Gaussian) or 1 (Laplace).
+    # sigma_i^(p + q) is proportional to lambda_i^q / w_i, with q = 2 (Gaussian) or 1 (Laplace).
     shape: Array = relative ** (order / (p + order)) * weight ** (-1 / (p + order))
     total = float(
         runs.counts @ (relative ** (order * p / (p + order)) * weight ** (order / (p + order)))
     )
-    # Scaled so that sum_i (lambda_i / sigma_i)^q equals budget^q.
+    # The scales are normalised so that sum_i (lambda_i / sigma_i)^q equals budget^q.
     return shape * (float(runs.values.max()) * root(total) / budget)
 
 
@@ -183,15 +187,16 @@ _NORMS: dict[Family, tuple[int, Callable[[float], float]]] = {
     "gaussian": (2, math.sqrt),
     "laplace": (1, float),
 }
-"""For each law, the order q of the norm of the profile that the budget limits. The norm is the q-th
-root of the sum of the coordinates' costs."""
+"""For each law of the noise, the order q of the norm of the profile that the budget limits, and the
+q-th root, which turns the sum of the coordinates' costs into this norm.
+"""
 
 
 def _prepare(
     profile: ProfileLike, budget: float, p: float, weights: npt.ArrayLike | None
 ) -> tuple[Profile, Array, Array]:
-    """The checked runs, with sensitivities relative to the largest sensitivity (so that no power
-    overflows), and relative weights.
+    """Check the arguments. Return the profile, its sensitivities divided by the largest sensitivity
+    (so that no power overflows), and the weights divided by the largest weight.
     """
     runs = as_profile(profile)
     check_positive(budget=budget)

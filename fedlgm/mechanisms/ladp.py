@@ -1,9 +1,10 @@
 """LaDP-FL in a sound form: only selected layers are released, with less noise in layers that have
 moved more.
 
-The paper's idea is kept (selection by norm, noise in proportion to 1 / score), but norms and scores
-come from released models, so no private value affects the release. `ladp_published` has the paper's
-text.
+As in the paper, layers are selected by their norms, and noise is proportional to 1 / score. But
+here the norms and scores are those of released models, so no value derived from unreleased data
+decides how much noise is added. `fedlgm.papers.ladp.published` runs the paper's algorithm
+literally.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -42,33 +43,36 @@ _SOUND = "selection and noise scales come from released models; every contributi
 
 @dataclass(frozen=True)
 class LaDP(Bounded):
-    """Releases layer j if its norm is at least R. Its noise is proportional to 1 / P_j, where P_j
-    is a score of the layer's movement.
+    """Releases layer j if its norm is at least R, with noise proportional to 1 / P_j, where the
+    score P_j measures how far the layer has moved.
 
     With A the selected layers, s_j = S / sqrt(|A|) and the run's multiplier sigma_*,
 
         sigma_j = sigma_* sqrt(sum_(k in A) (s_k P_k)^2) / P_j,
 
-    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 for all scores. Only ratios of scores matter: scores
-    are divided by their geometric mean in A before they are clipped to [score_floor, score_cap].
-    Layers outside A are not uploaded. If A is empty, the round releases nothing. It is still
-    charged if any earlier round released something, because the decision to skip may depend on
-    earlier releases.
+    so sum_j s_j^2 / sigma_j^2 = 1 / sigma_*^2 whatever the scores are. Only ratios of scores
+    matter: scores are divided by their geometric mean in A before they are clipped to [score_floor,
+    score_cap]. Layers outside A are not uploaded. If A is empty, the round releases nothing. Such a
+    round is still charged if any earlier round released something, because the decision to release
+    nothing may depend on earlier releases.
 
     Scores change slowly: P_j is the product of the last round's score to the power of `memory` and
-    this round's score to the power of 1 - memory. One release says little about a layer, and noise
-    scales that jump cost accuracy (docs/results/ladp.md).
+    this round's score to the power of 1 - memory. A single release says little about how far a
+    layer moves, and noise scales that jump from round to round reduce accuracy
+    (docs/results/ladp.md).
 
     Attributes:
         bound: l2 bound S of one client's update.
         threshold: R >= 0; layers with a norm below R are not selected.
-        score: "change" (mean squared change of a weight) or "kl" (divergence of the softmaxes),
-            between the last two released models. The score is multiplied by the share of the last
-            released update's squared norm that is not noise. Otherwise noisier layers would seem to
-            move more and get less noise in the next round, so that the scales would oscillate.
+        score: "change" (mean squared change of the layer's weights) or "kl" (divergence of the
+            softmaxes of its weights), between the last two released models. A layer's score is
+            multiplied by the share of its last released update's squared norm that is not noise.
+            Otherwise noisier layers would seem to move more and get less noise in the next round,
+            so that the scales would oscillate.
         score_floor: least score p_min > 0.
         score_cap: largest score B > 0.
-        memory: weight in [0, 1) of the last round's scores; 0 is the paper's rule, without memory.
+        memory: weight in [0, 1) of the last round's scores; 0, as in the paper, ignores those
+            scores.
         estimate: whether scores are estimated. With False, every selected layer's score is 1, as in
             the paper's ablation.
 
@@ -95,7 +99,7 @@ class LaDP(Bounded):
         check_range(self.name, self.score_floor, self.score_cap)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan."""
+        """Make the round's plan from the last two released models and the last plan."""
         selected = layers.norms(transcript.models[-1]).numpy() >= self.threshold
         if not selected.any():
             reason = f"no layer's norm reaches threshold = {self.threshold:g}: nothing is released"
@@ -113,8 +117,8 @@ class LaDP(Bounded):
     def _scores(
         self, layers: LayerTable, transcript: Transcript, selected: np.ndarray
     ) -> np.ndarray:
-        """P_j of every layer, [K], from released outputs only; 1 for a layer without earlier
-        information.
+        """Compute P_j of every layer, [K], from released outputs only. All scores are 1 if
+        `estimate` is False, or before a second model is released.
         """
         raw = self._movement(layers, transcript) if self.estimate else None
         if raw is None:
@@ -136,8 +140,8 @@ class LaDP(Bounded):
 
 
 def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
-    """The last round's scores divided by their geometric mean, [K], from the last plan; 1 for
-    layers that the last round did not release.
+    """Recover the last round's scores from the last plan, divided by their geometric mean, [K]. The
+    score is 1 for layers that the last round did not release.
     """
     scores, plan = np.ones(layers), transcript.plan
     if plan is not None and plan.released.any():
@@ -147,10 +151,11 @@ def _last_scores(transcript: Transcript, layers: int) -> np.ndarray:
 
 
 def check_range(owner: str, score_floor: float, score_cap: float) -> None:
-    """Refuse limits of scores that are not positive, and a least score above the largest score.
+    """Refuse limits of scores that are not positive, or a least score that exceeds the largest
+    score.
 
     Raises:
-        ConfigError: the message names the mechanism.
+        ConfigError: the limits are refused; the message names the mechanism `owner`.
     """
     check_positive(owner, score_floor=score_floor, score_cap=score_cap)
     if score_floor > score_cap:

@@ -1,8 +1,8 @@
-"""The LaDP-FL paper's setting for comparisons of mechanisms: the paper's noise constant,
-sensitivity and accounting.
+"""The setting in which the LaDP-FL paper compares mechanisms: its noise constant, sensitivity and
+accounting.
 
-The rest of the library does not rely on this setting. The ledger keeps two charges for a mechanism
-that uses it: the paper's charge (the claim) and the proven charge.
+The rest of the library does not rely on this setting. For a mechanism that uses it, the ledger
+records two charges: the charge that the paper claims and the proven charge.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Constant = Literal["theorem3", "classical"]
 
 
 def theorem3_constant(epsilon: float, delta: float) -> float:
-    """Constant c/B of the noise sigma = c Delta_f / (epsilon P). At the cap P = B, sigma / Delta_f
-    = (c/B) / epsilon.
+    """Return the constant c/B of the noise sigma = c Delta_f / (epsilon P). For the largest score P
+    = B, sigma / Delta_f = (c/B) / epsilon.
 
-    The theorem claims that a release with this noise is (epsilon, delta)-DP. This is false for
-    small delta, because its proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L). `theorem3_delta`
-    gives the delta that the noise achieves.
+    The theorem claims that a release with this noise is (epsilon, delta)-DP. This claim is false
+    for small delta, because the proof solves t >= sqrt(L) / 2 instead of t >= sqrt(L).
+    `theorem3_delta` gives the delta that the noise achieves.
 
     Args:
         epsilon: budget of one release, > 0.
@@ -43,13 +43,15 @@ def theorem3_constant(epsilon: float, delta: float) -> float:
 
 
 def theorem3_delta(epsilon: float, delta: float) -> float:
-    """Exact delta at `epsilon` of the noise that Theorem 3 prescribes for (epsilon, delta)."""
+    """Return the exact delta at `epsilon` of the noise that Theorem 3 prescribes for (epsilon,
+    delta).
+    """
     return gaussian_delta(epsilon / theorem3_constant(epsilon, delta), epsilon)
 
 
 def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
-    """Constant c of sigma = c Delta / epsilon at P = B: "theorem3" or "classical", sqrt(2 ln(1.25 /
-    delta)).
+    """Return the constant c of sigma = c Delta / epsilon: that of `theorem3_constant`, or for
+    "classical" sqrt(2 ln(1.25 / delta)).
 
     Raises:
         PrivacyError: the constant does not give an (epsilon, delta)-DP release of sensitivity
@@ -72,17 +74,18 @@ def noise_constant(kind: Constant, epsilon: float, delta: float) -> float:
 
 
 def bound_by_training(training: LocalTraining) -> float:
-    """Half of the paper's sensitivity Delta_f. It bounds the distance between a client's model and
-    the global model.
+    """Return half of the paper's sensitivity Delta_f, a bound on the distance between a client's
+    model and the global model.
 
-    Every step moves the weights by at most eta G_c. The paper counts one step per epoch: Delta_f =
-    2 eta E G_c (Theorem 2). This count is too low if an epoch has several steps.
+    Every step moves the weights by at most eta G_c. The paper counts one step per epoch, so Delta_f
+    = 2 eta E G_c (Theorem 2). If an epoch has several steps, this value is too small.
 
     Args:
         training: local training, which must be plain SGD with clipped gradients.
 
     Raises:
-        ConfigError: the steps of the training are not bounded by eta G_c.
+        ConfigError: gradients are not clipped, or the optimizer is not plain SGD, so eta G_c does
+            not bound a step.
     """
     if training.gradient_clip is None:
         raise ConfigError(
@@ -99,7 +102,7 @@ def bound_by_training(training: LocalTraining) -> float:
 
 
 def require(facts: RunFacts, owner: str) -> RunFacts:
-    """The run's facts, checked for mechanisms of the paper's setting.
+    """Check that the run's facts fit the mechanisms of the paper's setting, and return the facts.
 
     Raises:
         ConfigError: there is no budget, or the trust is not local.

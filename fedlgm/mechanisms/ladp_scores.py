@@ -1,8 +1,9 @@
-"""Scores of a layer's movement, by which LaDP-FL allocates noise.
+"""Scores of how far a layer has moved, by which LaDP-FL allocates noise.
 
-Source: LaDP-FL paper, Algorithm 3 and Definition 2. For close weight vectors the divergence of
-their softmaxes is half the variance of their difference and therefore tiny (1e-5 to 1e-8 for
-trained layers). A difference of logarithms would lose half its digits, or be negative.
+Source: LaDP-FL paper, Algorithm 3 and Definition 2. If two weight vectors are close, the divergence
+of their softmaxes is about half the variance of their difference and therefore tiny (1e-5 to 1e-8
+for trained layers). Computed as a difference of logarithms, the divergence would lose half its
+digits, or be negative.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 from fedlgm.planning.layers import LayerTable
 
-_CHUNK = 1 << 16  # size of a piece in float64 that stays in the cache
+_CHUNK = 1 << 16  # size of a piece that fits into the cache as float64
 _SERIES = 0.05  # below this |x| the series of e^-x - 1 + x is exact to double precision
 _LARGEST = 30.0  # above this |x| e^-x could overflow; the divergence is then not small
 
 
 def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -> float:
-    """KL(softmax(local) || softmax(reference)) in nats, over all entries; at least 0.
+    """Compute KL(softmax(local) || softmax(reference)) in nats over all entries, at least 0.
 
-    Both vectors are flattened, and the divergence is computed in float64. A constant shift of
-    either vector has no effect, so the score of weights that differ by a constant is 0.
+    Both vectors are flattened, and the divergence is computed in float64. Adding a constant to all
+    entries of a vector has no effect, so the score of two vectors that differ by a constant is 0.
 
     Args:
         local: weights of one layer, any shape.
-        reference: weights of the same layer in the reference model, same shape.
+        reference: weights of the same layer in the reference model, with equally many entries.
 
     Returns:
         The divergence to a relative accuracy of about 1e-12; NaN if a weight is NaN or infinite.
 
     Raises:
-        ValueError: the shapes differ or are empty.
+        ConfigError: the two do not have equally many entries, or have none.
 
     Source: LaDP-FL paper, Algorithm 3, lines 1 to 4.
     """
@@ -70,14 +71,14 @@ def kl_score(local: npt.ArrayLike | Tensor, reference: npt.ArrayLike | Tensor) -
 
 
 def layer_divergences(layers: LayerTable, local: Tensor, reference: Tensor) -> np.ndarray:
-    """`kl_score` of every layer of two flat models [D], float64 [K]."""
+    """Compute `kl_score` of every layer of two flat models [D], float64 [K]."""
     pairs = zip(layers.split(local), layers.split(reference), strict=True)
     return np.array([kl_score(a, b) for a, b in pairs])
 
 
 def layer_changes(layers: LayerTable, local: Tensor, reference: Tensor) -> np.ndarray:
-    """Mean squared change of a weight, ||a_j - b_j||^2 / d_j, of every layer of two flat models
-    [D], float64 [K].
+    """Compute the mean squared difference of the weights, ||a_j - b_j||^2 / d_j, of every layer of
+    two flat models [D], float64 [K].
     """
     return layers.squared_norms(local - reference).numpy() / layers.sizes
 
@@ -96,7 +97,7 @@ def _weights(piece: Tensor, top: float) -> Tensor:
 
 
 def _excess(x: Tensor) -> Tensor:
-    """e^-x - 1 + x without cancellation near 0."""
+    """Compute e^-x - 1 + x without cancellation near 0."""
     # x^2/2 - x^3/6 + x^4/24 - ... to x^9, by Horner's rule.
     series = torch.full_like(x, -1 / 362880)
     for coefficient in (1 / 40320, -1 / 5040, 1 / 720, -1 / 120, 1 / 24, -1 / 6, 1 / 2):

@@ -1,5 +1,5 @@
-"""A private choice of layers: the clients vote once, and the layers with the most votes get the
-budget of later rounds.
+"""A differentially private choice of layers: the clients vote once, and the layers with the most
+votes get the budget of all later rounds.
 
 Source: DP-SAPF (arXiv 2605.30312), in which clients vote over the layers that a LoRA adapter may
 adapt.
@@ -29,19 +29,19 @@ _PROVEN = "layers are chosen by a noisy vote, a part of the first release; every
 @dataclass(frozen=True)
 class VotedLayers(Bounded):
     """The first round releases all layers and a noisy vote; later rounds train and release only the
-    winners.
+    layers that win the vote.
 
     A client votes for the quarter of the layers in which its update is longest
-    (`fedlgm.planning.queries.LayerVote`). The vote costs `share` of the first round's budget, and
-    every round costs one release of the run's multiplier. If the model has adapters, only the
+    (`fedlgm.planning.queries.LayerVote`). The vote takes `share` of the first round's budget, so
+    every round costs one release with the run's multiplier. If the model has adapters, only the
     layers of adapters compete. All other layers, such as a new head, are released in every round.
     If the first round is void, the vote takes place in the next round.
 
     Attributes:
         bound: l2 bound S of one client's update; each of n released layers has S / sqrt(n).
-        winners: number of layers that win, at least 1.
-        share: share of the first round's budget for the vote, in (0, 1).
-        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
+        winners: number of layers that win the vote, at least 1.
+        share: share of the first round's budget that the vote takes, in (0, 1).
+        rule: allocation rule of the noise, one of `fedlgm.planning.allocation.names()`.
 
     Raises:
         ConfigError: an option is outside its range or the rule is unknown; in `plan`, there are
@@ -69,8 +69,8 @@ class VotedLayers(Bounded):
         shares(self.rule, [1.0], [1])
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote. Later plans take the result of the
-        vote from the last plan.
+        """Make the round's plan. The plan after the vote depends on the released vote; later plans
+        release the same layers as the plan before.
         """
         guarantee = Guarantee("proven", _PROVEN)
         if transcript.plan is None or transcript.is_unanswered(LayerVote.name):
@@ -89,7 +89,7 @@ class VotedLayers(Bounded):
         return ReleasePlan(layers, clip, sigma, facts, guarantee, freezes=True)
 
     def _candidates(self, layers: LayerTable) -> np.ndarray:
-        """Layers that compete, [K]."""
+        """Return which layers compete, bool [K]."""
         adapters = np.array(
             [any(factor_of(slot.name) for slot in layer.slots) for layer in layers.layers]
         )
@@ -102,8 +102,8 @@ class VotedLayers(Bounded):
         return candidates
 
     def _winners(self, layers: LayerTable, votes: np.ndarray) -> np.ndarray:
-        """Layers to release, [K]: the candidates with the most votes, and the layers that do not
-        compete.
+        """Return which layers to release, bool [K]: the candidates with the most votes, and the
+        layers that do not compete.
         """
         candidates = self._candidates(layers)
         released = ~candidates

@@ -1,5 +1,5 @@
-"""The layer-wise Gaussian mechanism (LGM) with every noise allocation, and the flat Gaussian
-mechanism.
+"""The layer-wise Gaussian mechanism (LGM) with all noise allocations, the flat Gaussian mechanism,
+and training without privacy.
 
 Source: SNR-consistent allocation paper: Definition 3.5 (mechanism), Section 4 (allocations),
 Section 5.1 (EqClip, MedClip).
@@ -55,19 +55,20 @@ class LayerwiseGaussian(Bounded):
 
     Attributes:
         bound: total l2 bound S of one client's update.
-        clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (proportional
-            to layer norms m_j).
+        clip: rule that spreads S over the layers: "eq" (s_j = S / sqrt(K)) or "med" (s_j is
+            proportional to a layer norm m_j).
         norms: source of the norms m_j for clip = "med". "public" takes `public_norms`. "stale"
-            takes the last released update, with the noise subtracted. "quantile" takes noisy bits
-            that say which layers stay within their bounds; the bits are paid from the budget.
-            "shares" takes such bits for the layers' shares of the total norm, which do not depend
-            on S.
+            takes the norms of the last released update, corrected for its noise. "quantile" adapts
+            each bound to a noisy count of the clients that stay within it; the counts take a share
+            of the budget. "shares" counts by each layer's share of a client's total norm, which
+            does not depend on S.
         public_norms: m_j for "public" and for the first round of "stale"; sqrt(d_j) if empty.
-        floor: for "stale", the least bound of a layer as a share of S / sqrt(K).
+        floor: for "public" and "stale", the least bound of a layer as a share of S / sqrt(K).
         quantile: for "quantile" and "shares", the share of clients that should stay below a layer's
             bound.
-        quantile_rate: for "quantile" and "shares", learning rate of the geometric update.
-        quantile_share: for "quantile" and "shares", share of the budget spent on the bits.
+        quantile_rate: for "quantile" and "shares", learning rate of the geometric update of the
+            bounds.
+        quantile_share: for "quantile" and "shares", share of the budget that the noisy counts take.
 
     Raises:
         ConfigError: an option is out of range, or `floor` is 0 with norms = 'stale'.
@@ -97,7 +98,7 @@ class LayerwiseGaussian(Bounded):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan under EqClip or a sound MedClip."""
+        """Make the round's plan with the bounds of EqClip or of a sound MedClip."""
         return ReleasePlan(
             layers,
             facts=facts,
@@ -108,7 +109,7 @@ class LayerwiseGaussian(Bounded):
     def _release(
         self, layers: LayerTable, facts: RunFacts, transcript: Transcript
     ) -> dict[str, Any]:
-        """Bounds, noise and queries of the round."""
+        """Compute the bounds, the noise scales and the queries of the round."""
         multiplier = facts.noise_multiplier
         queries: tuple[NoisyQuery, ...] = ()
         if self.clip == "med" and self.norms in _BITS:
@@ -145,8 +146,8 @@ class LayerwiseGaussian(Bounded):
 
 @dataclass(frozen=True)
 class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
-    """MedClip as printed in the paper, with bounds and noise from the cohort's private layer norms.
-    NOT PRIVATE; charged as such.
+    """MedClip as printed in the paper, with bounds and noise from the unprotected layer norms of
+    the cohort. NOT PRIVATE, and charged as not private.
 
     Source: SNR-consistent allocation paper, Section 5.1, rule (2).
 
@@ -173,15 +174,17 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The plan of the rule if all layers of all clients had the same norm. The actual rounds
-        use the clients' norms.
+        """Make the plan that results if all layers of all clients have the same norm. The rounds of
+        a run use `plan_from_private_norms` instead.
         """
         return self.plan_from_private_norms(layers, facts, np.ones((1, len(layers))))
 
     def plan_from_private_norms(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> ReleasePlan:
-        """Bounds from the cohort's norms [clients, K], claimed as if they were public."""
+        """Make a plan with bounds from the cohort's norms [clients, K]; its claim treats the bounds
+        as public.
+        """
         clip, sigma = self._from_private(layers, facts, norms)
         return unprotected_plan(
             ReleasePlan(layers, clip, sigma, facts, Guarantee("proven", _PROVEN)), _MEDCLIP
@@ -190,7 +193,9 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
     def _from_private(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds and noise, [K] each."""
+        """Compute bounds and noise scales from unprotected norms, [K] each. Clients whose norms are
+        not finite are ignored.
+        """
         finite = norms[np.isfinite(norms).all(axis=1)]
         clip = clipping.med_clip_published(
             self.bound, finite if len(finite) else np.ones((1, len(layers)))
@@ -203,8 +208,8 @@ class PublishedMedClip(LayerwiseGaussian, UsesPrivateNorms):
 
 @dataclass(frozen=True)
 class FlatGaussian(Bounded):
-    """The standard Gaussian mechanism. The whole update is one layer with bound S and noise scale S
-    sigma_*.
+    """The standard Gaussian mechanism, which treats the whole update as one layer with bound S and
+    noise scale S sigma_*.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -219,11 +224,11 @@ class FlatGaussian(Bounded):
     """
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """All layers merged into one."""
+        """Merge all layers into one."""
         return layers.as_single_layer()
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round."""
+        """Make the round's plan, which is the same in every round."""
         clip = np.array([self.bound])
         return ReleasePlan(
             layers, clip, clip * facts.noise_multiplier, facts, Guarantee("proven", _PROVEN)
@@ -243,7 +248,7 @@ class NoPrivacy(Mechanism):
     """
 
     def calibrate(self, facts: RunFacts) -> float:
-        """No noise, whatever the budget."""
+        """Return 0, because there is no noise, whatever the budget."""
         return 0.0
 
     def check_run(self, layers: LayerTable, facts: RunFacts) -> None:
@@ -258,19 +263,19 @@ class NoPrivacy(Mechanism):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round; its guarantee is "none" by intent."""
+        """Make the round's plan, which is the same in every round and has the guarantee "none"."""
         guarantee = Guarantee("none", "this run asks for no privacy")
         unbounded = np.full(len(layers), math.inf)
         return UnprotectedPlan(layers, unbounded, np.zeros(len(layers)), facts, guarantee)
 
 
 def unprotected_plan(sound: ReleasePlan, reason: str) -> UnprotectedPlan:
-    """A plan that is charged as not private. Its claim, the charge that the method's authors would
-    state, is the event of `sound`.
+    """Make a plan that is charged as not private. Its claim, the charge that the method's authors
+    would state, is the event of `sound`.
 
     Args:
         sound: the plan as if its bounds were public.
-        reason: reason why the plan is not private.
+        reason: the reason why the plan is not private.
 
     Example:
         >>> from fedlgm import Sampling

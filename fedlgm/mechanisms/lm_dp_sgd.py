@@ -4,12 +4,12 @@
 
 For fixed weights one example moves the sum by at most C. The paper takes the weights from the batch
 itself, so an example also changes every other example's contribution, and the sum moves by up to C
-sqrt(B^2 + (B + 1)^2). `published` is therefore not private. The sound variants take the weights
-from public data, from past releases, or from a noisy, charged query. `fedlgm.mechanisms.risk_aware`
-makes the plans; this module holds the formulas.
+sqrt(B^2 + (B + 1)^2). The variant `published` is therefore not private. The sound variant takes the
+weights from public data, from past releases, or from the noisy answer to a charged query.
+`fedlgm.mechanisms.risk_aware` makes the plans; this module contains the formulas.
 
-Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2; docs/guarantees.md for why the
-published form fails.
+Source: LM-DP-SGD paper, equation 1, Algorithm 1 and Appendix D.2. docs/guarantees.md explains why
+the published form is not private.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ from fedlgm.training.example_level.scaling import Reweighted, check_bounds
 __all__ = ["aggregate", "bias_minimising_weights", "published_weights", "risk_weights"]
 
 Root = Literal["least", "greatest"]
-"""Choice between the roots of the equation for the multiplier in Appendix D.2."""
+"""Choice between the least and the greatest root of the equation for the multiplier in Appendix
+D.2.
+"""
 FLOOR = 0.05
-"""Least weight of a layer as a share of 1 / sqrt(K). It protects the layers' utility; privacy does
-not need it."""
+"""Least weight of a layer as a share of 1 / sqrt(K). This limit ensures that every layer is
+trained; privacy does not need it.
+"""
 
 
 def aggregate(
@@ -42,7 +45,7 @@ def aggregate(
     emphasis: float = 1.0,
     weights: Sequence[float] | np.ndarray | Tensor | None = None,
 ) -> list[Tensor]:
-    """Sum over a batch of reweighted, clipped gradients; no noise is added.
+    """Sum the reweighted, clipped gradients of a batch. No noise is added.
 
     If `weights` do not depend on the batch, adding or removing one example changes the concatenated
     sum by at most `clip` in l2 norm (times ||weights||_2). With `weights=None` the weights come
@@ -52,11 +55,11 @@ def aggregate(
     Args:
         grads: one tensor [B, d_l] per layer, l = 1 .. L; B may be 0.
         clip: C > 0.
-        error_rates: ER_l in [0, 0.5] of the layers' membership adversaries; None weights all layers
-            equally.
+        error_rates: error rate ER_l in [0, 0.5] of the membership adversary of each layer. None
+            gives all layers the same rate.
         emphasis: r >= 1, exponent of the error rates.
-        weights: w_l >= 0 with sum_l w_l^2 = 1; None is the published rule. With given weights the
-            error rates are not used.
+        weights: w_l >= 0 with sum_l w_l^2 = 1; None stands for the published rule. If weights are
+            given, the error rates are not used.
 
     Returns:
         One tensor [d_l] per layer. An example with NaN or Inf counts as zero.
@@ -96,10 +99,10 @@ def aggregate(
 def check_risk(
     error_rates: Sequence[float] | np.ndarray | None, emphasis: float, layers: int
 ) -> np.ndarray:
-    """The error rates as float64 [L]; ones if no rates are given.
+    """Check the error rates and return them as float64 [L]; return ones if no rates are given.
 
     Args:
-        error_rates: ER_l of each layer, or None.
+        error_rates: error rate ER_l of the membership adversary of each layer, or None.
         emphasis: r, the exponent of the error rates.
         layers: number L of layers.
 
@@ -118,7 +121,7 @@ def check_risk(
     if rates.shape != (layers,):
         raise ConfigError(f"{rates.size} error rates for {layers} layers")
     if np.all(rates == 1.0):
-        return rates  # without adversaries, all layers have equal weight
+        return rates  # there are no adversaries, so all rates are equal
     if not ((rates >= 0) & (rates <= 0.5)).all():
         raise ConfigError(
             f"error rates must lie in [0, 0.5], where 0.5 is a coin toss, got {rates.tolist()}"
@@ -132,14 +135,14 @@ def published_weights(
     error_rates: Sequence[float] | np.ndarray | None = None,
     emphasis: float = 1.0,
 ) -> np.ndarray:
-    """Weights of Algorithm 1, lines 8 to 10, from the batch's PRIVATE layer norms [B, L]. NOT
-    PRIVATE.
+    """Compute the weights of Algorithm 1, lines 8 to 10, from the unprotected layer norms [B, L] of
+    the batch. NOT PRIVATE.
 
     w_l is proportional to mean_i(||g_il|| / min(C, ||g_i||)) ER_l^r; float64 [L] with sum_l w_l^2 =
     1.
 
     Raises:
-        ConfigError: the bound, error rates or r are out of range, or the number of rates differs
+        ConfigError: the bound, an error rate or r is out of range, or the number of rates differs
             from the number of layers.
 
     Example:
@@ -162,21 +165,21 @@ def risk_weights(
     emphasis: float = 1.0,
     floor: float = FLOOR,
 ) -> np.ndarray:
-    """Weights from public, released or noisy strengths of the layers, float64 [L] with sum_l w_l^2
-    = 1.
+    """Compute weights from public, released or noisy strengths of the layers, float64 [L] with
+    sum_l w_l^2 = 1.
 
     w_l is proportional to strength_l ER_l^r. Before the last normalisation, no weight is below
     floor / sqrt(L).
 
     Args:
         strengths: size of each layer's gradients, [L]; negative strengths (from noise) count as 0.
-        error_rates: ER_l in [0, 0.5].
-        emphasis: r >= 1.
-        floor: in [0, 1].
+        error_rates: error rate ER_l in [0, 0.5] of the membership adversary of each layer.
+        emphasis: exponent r >= 1 of the error rates.
+        floor: least weight as a share of 1 / sqrt(L), in [0, 1].
 
     Raises:
-        ConfigError: error rates or r are out of range, or the rates belong to another number of
-            layers.
+        ConfigError: an error rate, r or the floor is out of range, or the number of rates differs
+            from the number of layers.
 
     Example:
         >>> risk_weights(np.array([3.0, 4.0])).round(4).tolist()
@@ -195,15 +198,16 @@ def bias_minimising_weights(
     products: Sequence[float] | np.ndarray,
     root: Root = "least",
 ) -> np.ndarray:
-    """Minimiser of sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1, float64 [L]; weights
-    may be negative.
+    """Minimise sum_l (w_l^2 A_l - 2 w_l B_l) subject to sum_l w_l^2 = 1. Return the weights,
+    float64 [L], which may be negative.
 
-    The solution has w_l = B_l / (A_l - lambda) with sum_l w_l^2 = 1. This equation has several
-    roots. The minimiser is the solution with lambda below min A. A bisection that starts above max
-    A ends at the greatest root, where the objective is largest.
+    Stationary points have w_l = B_l / (A_l - lambda), where sum_l w_l^2 = 1 determines lambda. This
+    equation has several roots lambda. The minimiser belongs to the least root, which is at most min
+    A. A bisection that starts above max A ends at the greatest root, where the objective is
+    largest.
 
     Args:
-        squares: A_l = ||u_l||^2, u_l the mean of the clipped directions.
+        squares: A_l = ||u_l||^2, where u_l is the mean of the clipped directions of layer l.
         products: B_l = <u_l, gradient of layer l>.
         root: "least" for the minimiser, "greatest" for the maximiser, whose weights have the signs
             of -B.
@@ -245,21 +249,22 @@ def bias_minimising_weights(
     if np.linalg.norm(b[flat]) <= 1e-12 * size:
         rest = np.zeros_like(b)
         rest[~flat] = b[~flat] / (a[~flat] - least)
-        with np.errstate(over="ignore"):  # infinite is above 1
+        with np.errstate(over="ignore"):  # an infinite length is above 1
             length = float(rest @ rest)
         if length <= 1:  # the multiplier is min A itself
             rest[int(np.argmax(flat))] = math.sqrt(1 - length)
             return rest
     # lambda = min A - gap; the sum of squares falls with the gap and is at most 1 at ||B||
     low, high = 0.0, size
-    # down to neighbouring floats, because the gap may be as small as their distance
+    # bisect down to neighbouring floats, because the gap may be as small as their distance
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return as_weights(b / (a - least + high))
 
 
 def as_weights(values: np.ndarray) -> np.ndarray:
-    """The vector [L] scaled to norm 1; equal entries for the zero vector.
+    """Scale a vector [L] to norm 1. For the zero vector, return the vector of norm 1 with equal
+    entries.
 
     Example:
         >>> as_weights(np.array([3.0, 4.0])).tolist(), as_weights(np.zeros(4)).tolist()

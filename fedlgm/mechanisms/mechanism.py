@@ -1,4 +1,6 @@
-"""The interface of mechanisms: a pure plan from public configuration and past releases."""
+"""The interface of mechanisms, which plan each round from public configuration and past releases
+alone.
+"""
 
 from __future__ import annotations
 
@@ -56,29 +58,33 @@ class Mechanism:
     """
 
     variant: ClassVar[Variant] = "sound"
-    """Variant: "sound", or "published" for a paper's literal algorithm if the algorithm is not
-    private."""
+    """"sound", or "published" for a class that runs a paper's algorithm literally although the
+    algorithm is not private.
+    """
 
     unit: ClassVar[Unit] = "client"
-    """Unit whose data differ between neighbouring data sets: "client" (the sum bounds each client's
-    update), or "example" (the trainer bounds every example's gradient, as for each class derived
-    from `BoundsExamples`).
+    """Unit whose data differ between neighbouring data sets: "client" (each client's update is
+    bounded when the updates are summed), or "example" (the trainer bounds every example's gradient,
+    as for each class derived from `BoundsExamples`).
     """
 
     name: str
 
     def __post_init__(self) -> None:
-        """Subclasses may check their options here; `check_fields` says which limits annotations can
-        state.
+        """Check the options against their annotations (see `check_fields`). Subclasses may add
+        further checks.
         """
         check_fields(self.name, self)
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers that this mechanism uses (the flat mechanism merges them into one)."""
+        """Return the layers that this mechanism uses; by default these are all layers of the model,
+        and the flat mechanism merges them into one.
+        """
         return layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of a round such that the run's releases stay within its (epsilon, delta).
+        """Compute the noise multiplier sigma_* of a round with which the whole run stays within its
+        (epsilon, delta).
 
         See `privacy.calibrate`, and `privacy.whole_run` for runs whose rounds are not charged one
         by one.
@@ -94,11 +100,11 @@ class Mechanism:
         return charging.of(facts).calibrate()
 
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """Cost of each round relative to a release at the run's multiplier, (sigma_* /
+        """Return the cost of each round relative to a release with the run's multiplier, (sigma_* /
         sigma_eff)^2, [rounds].
 
-        Mechanisms whose plans use other multipliers override this method. Clients under local trust
-        rely on these costs.
+        Mechanisms whose plans use other multipliers override this method. `Method.plan` refuses a
+        plan whose cost differs, because only costs that are fixed in advance compose.
 
         Args:
             layers: `self.table(...)` of the model's layers.
@@ -134,7 +140,7 @@ class Mechanism:
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The next round's release.
+        """Plan the next round's release.
 
         Past releases may change the allocation of the noise, but not its total
         (`effective_multiplier`), because composition is proven for costs that are fixed in advance.
@@ -149,7 +155,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Bounded(Mechanism):
-    """Base of mechanisms that have one bound for a unit's whole contribution.
+    """Base of mechanisms with an option `bound`, the bound of a unit's whole contribution.
 
     Attributes:
         bound: bound of the whole contribution, above 0.
@@ -181,19 +187,19 @@ class BoundsExamples(ABC):
 
     @abstractmethod
     def scaling(self, plan: ReleasePlan) -> Scaling:
-        """Scaling of the gradients of a step's examples, within the plan's bounds; pure, like the
-        plan.
+        """Return the scaling that keeps the gradients of a step's examples within the plan's
+        bounds. Like `plan`, this method must be pure.
 
         A layer that the plan does not release gets the factor 0.
         """
 
 
 class PlansFromPrivateData:
-    """A published variant whose plans depend on private data. Noise does not make these plans
-    private.
+    """A published variant whose plans depend on unprotected data, so that noise does not make a
+    release private.
 
-    The interfaces for such plans are in `fedlgm.mechanisms.private_plans`. Only
-    `clients.published_client` and `strategies.published_strategy` run such a variant.
+    The interfaces for such plans are in `fedlgm.mechanisms.private_plans`. In Flower runs, only the
+    classes of `clients.published_client` and `strategies.published_strategy` run such a variant.
     """
 
 
@@ -201,12 +207,12 @@ class PlansFromAnswers:
     """A mechanism under local trust in which every client plans its layers from its own noisy
     answer to the round's queries.
 
-    The answer and the layers are two releases of the client. For every answer, the two releases
-    together cost as much as the round's plan, so that plan is their charge.
+    The answer and the layers are two releases of the client. Whatever the answer is, the two
+    releases together cost as much as the round's common plan, so that plan is charged for both.
     """
 
     def plan_from_answer(self, plan: ReleasePlan, answer: np.ndarray) -> ReleasePlan:
-        """A client's own plan, which has no queries.
+        """Make the plan of one client, which has no queries.
 
         Args:
             plan: the round's common plan.
@@ -216,7 +222,7 @@ class PlansFromAnswers:
 
 
 def require_mechanism(found: Any) -> Mechanism:
-    """The user's object, checked to be a mechanism.
+    """Check that a user's object is a mechanism, and return it.
 
     Raises:
         ConfigError: the object is not a mechanism, for example a class instead of an object.
@@ -231,8 +237,8 @@ def require_mechanism(found: Any) -> Mechanism:
 
 
 def rule_hint(found: object) -> str:
-    """The end of a message about an object that is not a mechanism. If the object may be a rule,
-    the text says where to register a rule.
+    """Return the end of a message about an object that is not a mechanism. If the object is a
+    function, the text says how to register an allocation rule; otherwise it is empty.
     """
     return (
         "; fedlgm.allocation.register gives an allocation rule a name"
@@ -242,8 +248,9 @@ def rule_hint(found: object) -> str:
 
 
 def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
-    """The context of `fedlgm.extension.loader.users_code` for a user's mechanism. An error in a
-    bundled mechanism is a defect and keeps its traceback.
+    """Return the context `fedlgm.extension.loader.users_code` for a user's mechanism. For a bundled
+    mechanism the context does nothing, because an error there is a defect of this library and keeps
+    its traceback.
 
     Args:
         kind: the mechanism's class.
@@ -257,10 +264,10 @@ def code_of(kind: type[Mechanism], name: str) -> AbstractContextManager[None]:
 def one_per_layer(
     owner: str, layers: LayerTable, **option: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-    """An option that lists a figure for each layer, float64 [K].
+    """Check an option that lists one number for each layer, and return it as float64 [K].
 
     Raises:
-        ConfigError: the number of figures is wrong.
+        ConfigError: the option does not have one entry per layer.
 
     Example:
         >>> one_per_layer("uniform", LayerTable.from_sizes({"a": 4, "b": 1}), public_norms=(2, 1)).tolist()
@@ -278,14 +285,14 @@ def one_per_layer(
 def released_scales(
     rule: str, bound: float, layers: LayerTable, released: np.ndarray, multiplier: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds and noise of a release of n layers, float64 [K] each; each released layer has bound S
-    / sqrt(n).
+    """Compute bounds and noise scales of a release of n layers, float64 [K] each. Each released
+    layer has bound S / sqrt(n); other layers have bound 0 and infinite noise.
 
     Args:
-        rule: allocation rule of the noise, see `fedlgm.planning.allocation.names`.
+        rule: allocation rule of the noise, one of `fedlgm.planning.allocation.names()`.
         bound: l2 bound S of all layers together.
         layers: the model's layers.
-        released: released layers, bool [K].
+        released: whether each layer is released, bool [K].
         multiplier: noise multiplier of the release.
 
     Example:

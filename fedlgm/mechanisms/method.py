@@ -1,4 +1,6 @@
-"""A mechanism with the model and the facts of one run, on which server and clients agree."""
+"""A mechanism together with the model's layers and the facts of one run, on which server and
+clients must agree.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ _AGREE = 1e-4  # relative tolerance between a given multiplier and the budget's 
 
 @dataclass(frozen=True)
 class Method:
-    """A mechanism on the layers of one model, with the facts of one run: it plans the release of
-    every round.
+    """A mechanism together with the layers of one model and the facts of one run. It plans the
+    release of every round.
 
     Attributes:
-        mechanism: source of each round's plan.
+        mechanism: the mechanism that plans each round.
         layers: `mechanism.table(...)` of the model's layers.
         facts: the run's public facts, with the calibrated noise multiplier.
     """
@@ -56,7 +58,8 @@ class Method:
         facts: RunFacts,
         group_by: str | Callable[[str], str] = "module",
     ) -> Method:
-        """The mechanism on the layers of `module`, with noise calibrated to the budget of `facts`.
+        """Make the method of a mechanism for the layers of `module`, with noise calibrated to the
+        budget of `facts`.
 
         Example:
             >>> import torch
@@ -87,7 +90,8 @@ class Method:
         layers: LayerTable,
         facts: RunFacts,
     ) -> Method:
-        """The mechanism on its own layer table, with noise calibrated to the budget of `facts`.
+        """Make the method of a mechanism for a table of layers, with noise calibrated to the budget
+        of `facts`.
 
         Args:
             mechanism: the mechanism.
@@ -117,17 +121,19 @@ class Method:
         return cls(mechanism, layers, to)
 
     def check_cohorts(self, sampling: Sampling) -> None:
-        """Require that clients are drawn by the planned sampling, if the run's cost depends on this
-        sampling.
+        """Require that clients are drawn by the planned sampling if the run's cost depends on how
+        they are drawn.
 
         Raises:
             ConfigError: the cohorts are drawn by another sampling.
         """
         facts, planned = self.facts, self.facts.sampling
-        # the cost of `BoundsExamples` depends on the draws of examples
+        # the cost of a mechanism with `BoundsExamples` depends on how examples are drawn, not
+        # clients
         if sampling == planned or isinstance(self.mechanism, BoundsExamples):
             return
-        # If noise is added in shares, the readers' epsilon depends on the cohorts.
+        # If each client adds a share of the noise, the epsilon towards readers depends on the
+        # cohorts.
         if facts.accounted_rate < 1 or facts.shares is not None or planned.separation is not None:
             apart = (
                 f" with {planned.separation} rounds between a client's participations"
@@ -140,14 +146,14 @@ class Method:
             )
 
     def plan(self, transcript: Transcript) -> ReleasePlan:
-        """The plan of the next round's release, as a pure function. The plan states its position in
+        """Plan the next round's release from public values alone. The plan includes its position in
         the run if its cost and noise depend on the position.
 
         Raises:
             ConfigError: a user's mechanism fails, or does not return a plan.
             PrivacyError: the plan's facts or layers are not the run's; a mechanism that plans from
-                private data calls a plan protected; the plan's cost differs from the mechanism's
-                `costs`; or no noise of its scales can be drawn.
+                unprotected data calls a plan protected; the plan's cost differs from the
+                mechanism's `costs`; or noise of the plan's scales cannot be drawn.
         """
         with code_of(type(self.mechanism), self.mechanism.name):
             draft: object = self.mechanism.plan(self.layers, self.facts, transcript)
@@ -160,8 +166,8 @@ class Method:
         return plan
 
     def events(self, plan: ReleasePlan) -> list[tuple[privacy.DpEvent, int]]:
-        """Events of all rounds, and the number of rounds of each event. If a unit can take part
-        only in some of the rounds, these are the events of the rounds that cost most.
+        """Return the events of all rounds, each with the number of its rounds. If a unit can take
+        part only in some of the rounds, the events are those of the rounds that cost most.
 
         Args:
             plan: the protected plan of one of the rounds.
@@ -173,16 +179,17 @@ class Method:
     def require_rounds(
         self, ledger: privacy.Ledger, past: Transcript, *, sampled: bool = True
     ) -> None:
-        """Refuse a ledger that holds rounds which are not in `past` (see `fedlgm.privacy.reuse`).
+        """Refuse a ledger that contains rounds which are not in `past`, if it must not be used
+        again (see `fedlgm.privacy.reuse`).
 
         Args:
             ledger: the ledger that the run would charge.
-            past: the rounds that the run has done.
+            past: the rounds that the run has completed.
             sampled: whether rounds in the ledger that are released again get new draws of
                 participants.
 
         Raises:
-            LedgerError: the ledger holds other rounds.
+            LedgerError: the ledger contains rounds that are not in `past` and is refused.
         """
         if ledger.rounds() <= past.rounds:
             return
@@ -206,15 +213,15 @@ class Method:
         )
 
     def plan_from_private_norms(self, norms: np.ndarray) -> ReleasePlan:
-        """The round's plan of a published variant that uses private layer norms
+        """Plan the round of a published variant that uses unprotected layer norms
         (`UsesPrivateNorms`).
 
         Args:
-            norms: private figures in the mechanism's format.
+            norms: the norms, or other unprotected figures, in the mechanism's format.
 
         Raises:
-            PrivacyError: the mechanism calls a plan from private data protected, or the plan's
-                facts or layers are not the run's.
+            PrivacyError: the mechanism calls the plan protected, or the plan's facts or layers are
+                not the run's.
         """
         assert isinstance(self.mechanism, UsesPrivateNorms)
         with code_of(type(self.mechanism), self.mechanism.name):
@@ -226,16 +233,16 @@ class Method:
     def _check_plan(
         self, plan: object, last: ReleasePlan | None = None, **more: Any
     ) -> ReleasePlan:
-        """Check that a mechanism returned a plan of this run, because a plan's charge follows from
-        the facts in the plan.
+        """Check that a mechanism returned a plan of this run, because the facts in a plan determine
+        its charge.
 
         Returns:
-            The plan with the fields `more`. If `last` equals this plan and the mechanism belongs to
-            this package, the result is the object `last`, so that values derived from the plan are
-            computed only once.
+            The plan with the fields `more` set. If `last` equals this plan and the mechanism
+            belongs to this package, the result is the object `last`, so that values derived from
+            the plan are computed only once.
         """
         name = self.mechanism.name
-        # a class derived from these two could state another event
+        # a class derived from these two could report another event
         if type(plan) not in (ReleasePlan, UnprotectedPlan):
             raise ConfigError(
                 f"{name}: plan() must return a ReleasePlan, got {type(plan).__name__}"
@@ -257,13 +264,15 @@ class Method:
             return last
         for part in plan.parts:  # before the charge
             check_scale(part.sigma)
-        # rebuilt from its fields, so that a user cannot set values that a plan computes from the
-        # fields
+        # the plan is rebuilt from its fields, so that a user cannot set values that a plan computes
+        # from the fields
         return replace(plan, **more)
 
     @cached_property
     def _costs(self) -> np.ndarray:
-        """The mechanism's costs. They are read once, so no later release can change them."""
+        """The mechanism's cost of each round. It is computed only once, so no later release can
+        change it.
+        """
         return self.mechanism.costs(self.layers, self.facts.rounds)
 
     def _refuse_other_cost(self, plan: ReleasePlan, transcript: Transcript) -> None:
@@ -279,7 +288,7 @@ class Method:
                 f"before had {last.family} noise: fix the kind of noise before the run, because "
                 "costs that depend on past releases do not compose"
             )
-        # the same multiplier as in the plan's event
+        # the multiplier in the plan's event
         multiplier = plan.effective_multiplier if plan.size else self.facts.noise_multiplier
         cost = (self.facts.noise_multiplier / multiplier) ** 2
         fixed = self._costs[done]

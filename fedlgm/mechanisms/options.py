@@ -1,6 +1,4 @@
-"""Checks of a mechanism's options against the annotations of its class, with one message per wrong
-value.
-"""
+"""Checks of a mechanism's options against the annotations of its class."""
 
 from __future__ import annotations
 
@@ -16,7 +14,9 @@ NOT_OPTIONS = frozenset({"name"})
 
 
 def names(kind: type) -> tuple[str, ...]:
-    """Option names of a mechanism's class: its dataclass fields without `name`."""
+    """Return the names of a mechanism's options, which are the dataclass fields of `kind` without
+    `name`.
+    """
     return tuple(
         field.name
         for field in dataclasses.fields(kind)
@@ -25,7 +25,8 @@ def names(kind: type) -> tuple[str, ...]:
 
 
 def check_values(owner: str, kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, checked to have the types that the class declares; lists become tuples.
+    """Check that the values have the types that the class declares, and return them with lists
+    converted to tuples.
 
     Raises:
         ConfigError: an option is unknown, or a value has the wrong type; the message names the

@@ -1,7 +1,7 @@
-"""Interfaces of published variants whose plans depend on private data. NOT PRIVATE.
+"""Interfaces of published variants whose plans depend on unprotected data. NOT PRIVATE.
 
-Such a variant runs a paper's algorithm literally. The bounds, noise scales or choice of layers
-follow from raw updates.
+Such a variant runs a paper's algorithm literally: raw updates determine the bounds, the noise
+scales or the choice of layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fedlgm.planning.transcript import Transcript  # noqa: F401  (the docstring)
 
 
 class UsesPrivateNorms(PlansFromPrivateData):
-    """A published variant whose plan depends on the cohort's private layer norms. NOT PRIVATE.
+    """A published variant whose plan depends on the unprotected layer norms of the cohort. NOT
+    PRIVATE.
 
     Example:
         >>> from fedlgm import Sampling, mechanisms
@@ -34,7 +35,7 @@ class UsesPrivateNorms(PlansFromPrivateData):
     def plan_from_private_norms(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> ReleasePlan:
-        """The round's plan from raw layer norms [clients, K]; an `UnprotectedPlan`."""
+        """Make the round's plan, an `UnprotectedPlan`, from raw layer norms [clients, K]."""
         raise NotImplementedError
 
 
@@ -42,7 +43,8 @@ class UsesPrivateSums(UsesPrivateNorms):
     """A published variant whose plan depends on sums of the batch's gradients instead of norms. NOT
     PRIVATE.
 
-    One party must hold all examples, because the figures of partial batches cannot be combined.
+    One party must hold all examples, because figures that are computed from parts of a batch cannot
+    be combined.
 
     Example:
         >>> from fedlgm import mechanisms
@@ -52,11 +54,13 @@ class UsesPrivateSums(UsesPrivateNorms):
     """
 
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """Scalings of the gradient sums that this variant uses."""
+        """Return the scalings of examples' gradients whose sums this variant uses, one scaling per
+        sum.
+        """
         raise NotImplementedError
 
     def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
-        """Argument of `plan_from_private_norms`, [rows, K].
+        """Compute the argument `norms` of `plan_from_private_norms`, [rows, K].
 
         Args:
             layers: the mechanism's table.
@@ -67,7 +71,7 @@ class UsesPrivateSums(UsesPrivateNorms):
 
 
 class UsesPrivateUpdates(PlansFromPrivateData):
-    """A published variant in which every client plans from its own raw update. NOT PRIVATE.
+    """A published variant in which every client makes a plan from its raw update. NOT PRIVATE.
 
     Example:
         >>> import torch
@@ -85,7 +89,7 @@ class UsesPrivateUpdates(PlansFromPrivateData):
     def plan_from_private_update(
         self, plan: ReleasePlan, update: Tensor, model: Tensor
     ) -> tuple[ReleasePlan, dict[str, np.ndarray]]:
-        """A client's own plan.
+        """Make the plan of one client.
 
         Args:
             plan: the round's common plan.

@@ -2,9 +2,9 @@
 sets.
 
 A profile is a vector lambda with |[f(D) - f(D')]_i| <= lambda_i for all neighbouring D, D'
-(i.n.i.d. noise paper, Definition 4). The code that computes the profile decides whether neighbours
-differ by a replacement or by an addition or removal. The profile must be public: it depends on the
-configuration, never on the private data.
+(i.n.i.d. noise paper, Definition 4). The code that computes the profile decides whether
+neighbouring data sets differ by replacing a unit or by adding or removing it. The profile must be
+public: it depends on the configuration, never on the private data.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A sensitivity profile as runs of equal coordinates. A layer of any size then needs only one
-    number.
+    """A sensitivity profile, stored as runs of equal coordinates. A layer of any size with equal
+    sensitivities then needs only one run.
 
     Attributes:
         values: sensitivity of each run's coordinates, finite and >= 0, shape [runs].
@@ -63,11 +63,11 @@ class Profile:
         object.__setattr__(self, "counts", raw.astype(np.int64))
 
     def norm(self, order: float) -> float:
-        """l_order norm of the profile: an upper bound on the l_order sensitivity, attained by
-        decoupled coordinates.
+        """Return the l_order norm of the profile. This is an upper bound on the l_order
+        sensitivity, and is attained if all coordinates can reach their largest change together.
 
         Raises:
-            ConfigError: the order is not above 0. An infinite order is allowed.
+            ConfigError: the order is not above 0 (it may be infinite).
         """
         if order != math.inf:
             check_positive(order=order)
@@ -78,8 +78,8 @@ class Profile:
 
 
 def as_profile(profile: Profile | npt.ArrayLike) -> Profile:
-    """A `Profile`, unchanged; for a vector of sensitivities (shape [K]), a profile with one run per
-    coordinate.
+    """Return a `Profile` unchanged. Convert a vector of sensitivities (shape [K]) to a profile with
+    one run per coordinate.
 
     Raises:
         ConfigError: the value is not a vector of finite numbers >= 0.

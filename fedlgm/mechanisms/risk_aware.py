@@ -1,8 +1,8 @@
-"""LM-DP-SGD as a mechanism: each layer's share of an example's gradient follows the layer's
-membership risk.
+"""LM-DP-SGD as a mechanism: the share of each layer in an example's clipped gradient depends on the
+layer's membership risk.
 
-For weights that do not depend on the batch, a step is one Gaussian release with bounds s_l = C w_l
-and the same noise C sigma_* in every layer. The weights have these sources:
+If the weights do not depend on the batch, a step is one Gaussian release with bounds s_l = C w_l
+and the same noise C sigma_* in every layer. The weights are computed in one of these ways:
 
     weights = "public"       error rates of public adversaries times the layers' strength in public
                              gradients
@@ -66,7 +66,9 @@ _PUBLISHED = (
     "(docs/guarantees.md, section LM-DP-SGD)"
 )
 _JUST_BELOW = 1 - 2.0**-40
-"""Factor on weights. Without it, rounding could make their squares add up to more than 1."""
+"""Factor by which weights are multiplied, because rounding could otherwise make their squares add
+up to more than 1.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,9 @@ class _Reweighting(Bounded, BoundsExamples):
 
     Attributes:
         bound: l2 bound C of one example's contribution.
-        error_rates: ER_l in [0, 0.5] of each layer's membership adversary on public data
-            (`fedlgm risk`), in the order of the layers; if empty, all layers have equal weight.
+        error_rates: error rate ER_l in [0, 0.5] of each layer's membership adversary on public data
+            (see `fedlgm risk`), in the order of the layers; if empty, all layers have the same
+            rate.
         emphasis: r >= 1, exponent of the error rates.
     """
 
@@ -99,7 +102,7 @@ class _Reweighting(Bounded, BoundsExamples):
         multiplier: float,
         queries: tuple[NoisyQuery, ...] = (),
     ) -> ReleasePlan:
-        """The plan for weights that do not depend on the batch."""
+        """Make the plan for weights that do not depend on the batch."""
         clip, sigma = (
             self.bound * weights * _JUST_BELOW,
             np.full(len(layers), self.bound * multiplier),
@@ -117,19 +120,20 @@ class _Reweighting(Bounded, BoundsExamples):
 class LMDPSGD(_Reweighting):
     """Layer-wise MIA-risk-aware DP-SGD with weights that no example of the batch can change.
 
-    (epsilon, delta) holds for adding or removing one example. The weights of a step are
-    proportional to strength_l ER_l^r, and their squares sum to 1.
+    The guarantee (epsilon, delta) holds for adding or removing one example. The weights of a step
+    are proportional to strength_l ER_l^r, and their squares sum to 1.
 
     Attributes:
-        bound: see `_Reweighting`, also for `error_rates` and `emphasis`.
-        weights: source of the strengths: "public" (the option `strengths`), "stale" (the last
-            released mean gradient: norm of each layer's mean direction, with the noise subtracted)
-            or "privatised" (noisy mean of (||g_il|| / ||g_i||)_l over the last batch, released with
-            the gradients of that batch). The first step takes `strengths`.
-        strengths: public strengths of the layers, in the layers' order (`fedlgm risk`); if empty,
-            all strengths are equal.
+        bound: l2 bound C of one example's contribution; `_Reweighting` describes `error_rates` and
+            `emphasis`.
+        weights: source of the strengths: "public" (the option `strengths`), "stale" (the norm of
+            each layer's mean direction in the last released mean gradient, corrected for the noise)
+            or "privatised" (the noisy mean of (||g_il|| / ||g_i||)_l over the last batch, released
+            with the gradients of that batch). The first step always uses `strengths`.
+        strengths: public strengths of the layers (see `fedlgm risk`), in the order of the layers;
+            if empty, all strengths are equal.
         floor: least weight of a layer before the weights are normalised, as a share of 1 / sqrt(L).
-        share: share of the budget for the query of "privatised".
+        share: for "privatised", the share of the budget that the noisy query takes.
 
     Raises:
         ConfigError: an option is out of range, or `floor` is 0 with weights that are not public.
@@ -157,7 +161,7 @@ class LMDPSGD(_Reweighting):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The next step's release; see `Mechanism.plan`."""
+        """Plan the next step's release; see `Mechanism.plan`."""
         weights = risk_weights(
             self._strengths(layers, transcript), self._rates(layers), self.emphasis, self.floor
         )
@@ -182,19 +186,21 @@ class LMDPSGD(_Reweighting):
 
 @dataclass(frozen=True)
 class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
-    """LM-DP-SGD as printed, with weights from the batch's gradients. NOT PRIVATE; charged as such.
+    """LM-DP-SGD as printed, with weights from the batch's gradients. NOT PRIVATE, and charged as
+    not private.
 
-    Sums are divided by the public q N. The paper divides by the batch's size, which would reveal
-    more.
+    Sums are divided by the public expected batch size q N. The paper divides by the batch's actual
+    size, which would reveal more.
 
     Attributes:
-        bound: see `_Reweighting`, also for `error_rates` and `emphasis`.
-        weights: "risk" for Algorithm 1 (the layers' strength in the batch times ER_l^r), "bias" for
-            the weights of least bias (Appendix D.2; negative ones count as 0), or
-            "bias-greatest-root" for the equation's greatest root, which the text does not exclude.
-            This root has the largest bias, and all its weights have the wrong sign, so the
-            magnitudes of the weights are used. "bias" and "bias-greatest-root" do not use the error
-            rates.
+        bound: l2 bound C of one example's contribution; `_Reweighting` describes `error_rates` and
+            `emphasis`.
+        weights: "risk" for Algorithm 1 (the layers' strengths in the batch times ER_l^r), "bias"
+            for the weights of least bias (Appendix D.2; negative weights count as 0), or
+            "bias-greatest-root" for the greatest root of the equation in Appendix D.2, which the
+            paper does not exclude. This root has the largest bias, and all its weights have the
+            wrong sign, so the magnitudes of the weights are used. "bias" and "bias-greatest-root"
+            do not use the error rates.
 
     Example:
         >>> from fedlgm import Sampling
@@ -209,15 +215,15 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     variant: ClassVar[Variant] = "published"
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Calibrate by Theorem 5.1. The server must make the steps, because it has no batch from
-        which to plan the steps of clients.
+        """Calibrate by Theorem 5.1. Runs in which clients add the noise are refused, because the
+        server has no batch from which to plan the clients' steps.
         """
         check_batch_is_seen(self.name, facts)
         return super().calibrate(facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The plan of the rule if all layers had the same norm. The actual steps plan from the
-        examples' norms.
+        """Make the plan that results if all layers have the same norm. The steps of a run use
+        `plan_from_private_norms` instead.
         """
         return self.plan_from_private_norms(
             layers, facts, np.ones((1 if self.weights == "risk" else 2, len(layers)))
@@ -225,14 +231,16 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
 
     @override
     def looks(self, layers: int) -> tuple[Scaling, ...]:
-        """The clipped directions C_i g_il / ||g_il||, and the gradients; nothing for "risk"."""
+        """Return scalings to the clipped directions C_i g_il / ||g_il|| and to the unclipped
+        gradients; none for "risk".
+        """
         if self.weights == "risk":
             return ()
         return Reweighted(self.bound, (layers**-0.5 * _JUST_BELOW,) * layers), FlatClip(math.inf)
 
     @override
     def figures(self, layers: LayerTable, sums: Sequence[Tensor], examples: int) -> np.ndarray:
-        """A_l and B_l of Appendix D.2, [2, K]."""
+        """Compute A_l and B_l of Appendix D.2, [2, K]."""
         directions, gradients = (layers.split(total.double() / max(1, examples)) for total in sums)
         length = len(layers) ** 0.5
         squares = [float(u @ u) * length**2 for u in directions]
@@ -242,8 +250,8 @@ class PublishedLMDPSGD(_Reweighting, UsesPrivateSums):
     def plan_from_private_norms(
         self, layers: LayerTable, facts: RunFacts, norms: np.ndarray
     ) -> ReleasePlan:
-        """Weights from the batch's norms [B, L], or `figures`, claimed as if they were public
-        (Theorem 5.1).
+        """Make a plan with weights from the batch's norms [B, L], or from `figures`. Its claim
+        (Theorem 5.1) treats the weights as public.
         """
         sound = self._sound_plan(
             layers, facts, self._weights(layers, norms), facts.noise_multiplier

@@ -1,4 +1,4 @@
-"""Flat clipping or water-filling: the clients vote in the first round."""
+"""Flat clipping or water-filling, as the clients choose by a vote in the first round."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class VotedFilling(FlatGaussian):
-    """Flat bound S and equal noise. A noisy vote in the first round decides how clients cut updates
-    whose norm exceeds S.
+    """One bound S and equal noise for the whole update. A noisy vote in the first round decides how
+    clients cut updates whose norm exceeds S.
 
     Each client of the first round cuts its update in both ways and votes for the cut that lowers
-    the loss on its own data more (`fedlgm.planning.queries.CutVote`). If more than half of the
-    released vote is for `fedlgm.planning.filling`, all later rounds are rounds of `water-filling`;
-    otherwise they are rounds of `gaussian`. The two mechanisms have the same noise and charge, and
-    the choice depends only on a released value. The first round is a round of `gaussian` with 1 /
-    sqrt(1 - share) times the noise (1.41 times by default), because the vote takes `share` of the
-    round's budget. If the first round is void, the vote takes place in the next round.
+    the loss on its own data more (`fedlgm.planning.queries.CutVote`). If the released share of
+    votes for `fedlgm.planning.filling` exceeds one half, all later rounds are the same as with
+    `water-filling`; otherwise they are the same as with `gaussian`. These two mechanisms have the
+    same noise and charge, and the choice depends only on a released value. The first round is the
+    same as with `gaussian`, but has 1 / sqrt(1 - share) times the noise (1.41 times by default),
+    because the vote takes `share` of the round's budget. If the first round is void, the vote takes
+    place in the next round.
 
     Attributes:
         bound: l2 bound S of one client's update.
-        share: share of the first round's budget for the vote, in (0, 1).
+        share: share of the first round's budget that the vote takes, in (0, 1).
 
     Raises:
         ConfigError: an option is outside its range; in `plan`, the unit is a user with several
@@ -64,8 +65,8 @@ class VotedFilling(FlatGaussian):
             )
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The round's plan: a function of the released vote. Later plans take the result of the
-        vote from the last plan.
+        """Make the round's plan. The plan after the vote depends on the released vote; later plans
+        make the same choice as the plan before.
 
         Raises:
             ConfigError: a user has several clients.

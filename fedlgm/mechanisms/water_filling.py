@@ -15,13 +15,13 @@ from fedlgm.planning.transcript import Transcript
 
 @dataclass(frozen=True)
 class WaterFilling(FlatGaussian):
-    """Flat bound S and equal noise. An update whose norm exceeds S is shortened in its largest
-    layers first.
+    """One bound S and equal noise for the whole update. An update whose norm exceeds S is shortened
+    in its largest layers first.
 
-    Each client cuts the layers above a level c with sum_j min(||g_j||, c)^2 = S^2, see
-    `fedlgm.planning.filling`. The sum then bounds the whole update by S, as for `gaussian`, so
-    noise and charge are the same as for `gaussian`. If all layers have large norms, they are
-    clipped as by `uniform`. An update within S is not changed.
+    Each client shortens all layers with norms above a level c to norm c, where sum_j min(||g_j||,
+    c)^2 = S^2 determines c (see `fedlgm.planning.filling`). The sum then bounds the whole update by
+    S, as for `gaussian`, so noise and charge are the same as for `gaussian`. If all layers have
+    large norms, they are clipped as by `uniform`. An update whose norm is at most S is not changed.
 
     Attributes:
         bound: l2 bound S of one client's update.
@@ -36,6 +36,8 @@ class WaterFilling(FlatGaussian):
     """
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every round; the plan of `gaussian` if the model has one layer."""
+        """Make the round's plan, which is the same in every round. If the model has one layer, it
+        is the plan of `gaussian`.
+        """
         flat, parts = super().plan(layers, facts, transcript), layers.layers[0].parts
         return replace(flat, fills=parts) if len(parts) > 1 else flat

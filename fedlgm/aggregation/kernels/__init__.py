@@ -1,7 +1,8 @@
 """Kernels for blocks of updates (norms, clip factors, scaled sum) and for noise, in Triton on GPUs
-and torch elsewhere.
+and in torch elsewhere.
 
-`backend_for(tensor)` picks the backend; importing this package needs neither Triton nor a GPU.
+`backend_for(tensor)` picks the backend. This package can be imported without Triton and without a
+GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Host-side tables that cut the flat vector into pieces. Each piece lies within one layer or
-consists of whole layers.
+"""Tables that cut the flat vector into pieces, each of which lies within one layer or consists of
+whole layers.
 
-The tables depend only on the public layer boundaries, are built once and stay on the device. A
-private step then needs one launch for all layers and no synchronisation.
+The tables depend only on the public layer boundaries. They are built once on the host and stay on
+the device, so a step needs one launch for all layers and no synchronisation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedlgm.errors import ConfigError
 
 _LIMIT = 2**31  # an element's index within its layer is a signed 32-bit number in the kernels
-_SMALL = 2048  # layers below this many elements share a segment
+_SMALL = 2048  # layers with fewer elements may share a segment
 _MAX_ALIGNMENT = 16
 
 
@@ -28,8 +28,9 @@ class Tiles:
     Attributes:
         table: [T, 4] int64 on the device: layer, first element within the layer, number of
             elements, flat position.
-        first: [K + 1] int64 on the device; layer k owns the tiles first[k] <= t < first[k + 1].
-        count: T.
+        first: [K + 1] int64 on the device; layer k consists of the tiles first[k] <= t < first[k +
+            1].
+        count: the number T of tiles.
         alignment: power of two (at most 16) that divides every tile's flat position.
     """
 
@@ -46,13 +47,13 @@ class Segment:
 
     Attributes:
         start: flat position of the first element.
-        stop: flat position after the last one.
-        layer: the layer, or each element's layer, [stop - start] int64.
-        group: first Philox counter word (element // 4) of the first group of four, or of all G
-            groups, [G] int64.
-        group_layer: second counter word: the layer, or each group's layer, [G] int64.
-        pick: index of each element's value among the 4 G outputs, [stop - start] int64; None means
-            that the values are the first outputs.
+        stop: flat position after the last element.
+        layer: the layer, or the layer of each element, [stop - start] int64.
+        group: first word of the Philox counter (element // 4), for the first group of four
+            elements, or for all G groups, [G] int64.
+        group_layer: second word of the counter: the layer, or the layer of each group, [G] int64.
+        pick: index of each element's value among the 4 G outputs, [stop - start] int64; with None,
+            the elements take the first outputs in order.
     """
 
     start: int
@@ -96,8 +97,8 @@ class Layout:
         return bits & -bits
 
     def tiles(self, size: int, device: torch.device) -> Tiles:
-        """Tiles of `size` elements (a multiple of 16) on `device`; only the first call for a size
-        and device copies a table to the device.
+        """Return tiles of at most `size` elements (a multiple of 16) on `device`. Only the first
+        call for a size and device copies a table to the device.
         """
         if (size, device) not in self._tiles:
             counts = -(-self.sizes // size)
@@ -115,8 +116,8 @@ class Layout:
         return self._tiles[size, device]
 
     def segments(self, size: int, device: torch.device) -> list[Segment]:
-        """Segments of at most `size` elements (a multiple of 4, at least 2048) on `device`, in flat
-        order.
+        """Return segments of at most `size` elements (a multiple of 4, at least 2048) on `device`,
+        in flat order.
         """
         if (size, device) not in self._segments:
             segments: list[Segment] = []
@@ -166,16 +167,16 @@ class Layout:
 def empty_block(
     clients: int, size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Empty block of updates [clients, size], aligned for the kernels: every row begins at a
-    multiple of 16.
+    """Allocate a block of updates [clients, size] without setting its values. It is aligned for the
+    kernels: every row begins at a multiple of 16 elements.
     """
     pitch = -(-size // _MAX_ALIGNMENT) * _MAX_ALIGNMENT
     return torch.empty(clients, pitch, device=device, dtype=dtype)[:, :size]
 
 
 def align_rows(updates: Tensor) -> Tensor:
-    """`updates` [B, D], or a copy in an `empty_block` if a row does not begin at a multiple of
-    16.
+    """Return `updates` [B, D], or a copy in an `empty_block` if a row does not begin at a multiple
+    of 16 elements.
     """
     bits = updates.data_ptr() // updates.element_size() | (
         updates.stride(0) if len(updates) > 1 else 0
@@ -192,13 +193,13 @@ def _layout(raw: bytes) -> Layout:
 
 
 def layout_of(offsets: Tensor) -> Layout:
-    """Layout of layer boundaries, cached by their values.
+    """Return the layout of layer boundaries, which is cached by their values.
 
     Args:
         offsets: [K + 1] int64 on the CPU.
 
     Raises:
-        ConfigError: see `Layout`; or the offsets have another dtype, shape or device.
+        ConfigError: the offsets have another dtype, shape or device, or `Layout` refuses them.
     """
     if offsets.device.type != "cpu" or offsets.dtype != torch.int64 or offsets.ndim != 1:
         raise ConfigError(

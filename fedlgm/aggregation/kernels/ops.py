@@ -1,9 +1,9 @@
-"""Public functions on blocks of updates and on sums. Each checks its arguments and runs on the
-backend that fits.
+"""Public functions on blocks of updates and on sums. Each function checks its arguments and runs on
+the backend that fits the tensors.
 
-No function waits for the device. They check shapes, types and host-side boundaries, but not values
-on the device. Only the first call for given `offsets` and device copies a small table to the
-device.
+No function waits for the device: the functions check shapes, types and the layer boundaries, which
+are on the host, but not values on the device. Only the first call with given `offsets` and device
+copies a small table to the device.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class ClipFactors(NamedTuple):
 
     Attributes:
         moments: sum of |u|^p over each layer (p = 2 for Gaussian, 1 for Laplace noise), [B, K]
-            float32. PRIVATE.
+            float32; not protected by noise.
         factors: factor by which each layer must be multiplied, [B, K] float32; 0 for a client with
-            NaN or Inf. PRIVATE.
-        nonfinite: number of each client's elements that count as not finite, [B] int64. PRIVATE.
+            NaN or Inf; not protected by noise.
+        nonfinite: number of each client's elements that count as not finite, [B] int64; not
+            protected by noise.
     """
 
     moments: Tensor
@@ -63,8 +64,8 @@ class ClipFactors(NamedTuple):
 
 
 def backend_for(tensor: Tensor) -> Backend:
-    """Backend of a tensor: "triton" on a CUDA or ROCm device if Triton is installed, "torch"
-    anywhere else.
+    """Return the backend for a tensor: "triton" on a CUDA or ROCm device if Triton is installed,
+    and "torch" otherwise.
     """
     return "triton" if tensor.is_cuda and has_triton() else "torch"
 
@@ -77,18 +78,19 @@ def clip_factors(
     *,
     backend: Backend | None = None,
 ) -> ClipFactors:
-    """Factors min(1, bound / norm) that bound every client's layers, for `clip_scale_sum`.
+    """Compute the factors min(1, bound / norm) that bound every client's layers, for
+    `clip_scale_sum`.
 
-    A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by a share of
+    A layer's norm is l2 for Gaussian and l1 for Laplace noise. Bounds are reduced by the factor 1 -
     2^-16, so that no norm exceeds its bound because of float32 rounding. Adding or removing one
     client then changes layer k of the sum by at most clip[k], up to the rounding of the sum itself.
     In a float64 sum this rounding is smaller than the reduction of the bounds.
 
     Args:
-        updates: [B, D] float32 or bfloat16; elements of a row side by side.
+        updates: [B, D] float32 or bfloat16; the elements of a row must be contiguous.
         offsets: layer boundaries [K + 1] int64 on the CPU.
         clip: bound of each layer's norm, [K] float32, non-negative; `inf` bounds nothing.
-        family: "gaussian" bounds l2 norms, "laplace" l1 norms.
+        family: "gaussian" to bound l2 norms, "laplace" to bound l1 norms.
         backend: overrides `backend_for(updates)`.
 
     Raises:
@@ -114,9 +116,9 @@ def clip_scale_sum(
 ) -> None:
     """Add sum_b factors[b, layer] * updates[b] to `out`, in client order.
 
-    Products are float32; the sum has the type of `out`. With float64 its rounding does not affect
-    the sensitivity. The result has the same bits on every backend. A factor of 0 gives exactly 0,
-    even for NaN and Inf.
+    Products are float32; the sum has the type of `out`. In float64, the rounding of the sum does
+    not affect the sensitivity. The result has the same bits on every backend. A factor of 0 gives
+    exactly 0, even for NaN and Inf.
 
     Args:
         updates: [B, D] float32 or bfloat16; elements of a row side by side.
@@ -155,18 +157,18 @@ def add_noise_(
         family: "gaussian" or "laplace".
         key: Philox key, from `noise_key`; one key serves one round. A CUDA graph that captured this
             call would replay the same noise.
-        stream: number of the noising party, in [0, 2**32). Two calls with equal key and stream add
-            equal noise.
-        grid: round the result to multiples of 2^(floor(log2 scale) - 10), against attacks on its
-            low bits.
+        stream: number of the party that adds the noise, in [0, 2**32). Two calls with equal key and
+            stream add equal noise.
+        grid: whether to round the result to multiples of 2^(floor(log2 scale) - 10), against
+            attacks on its low bits.
         backend: overrides `backend_for(vector)`.
 
     Returns:
         `vector`.
 
     Raises:
-        ConfigError: tensors have another shape, type or device, the family is unknown, or words are
-            outside [0, 2**32).
+        ConfigError: tensors have another shape, type or device, the family is unknown, or a word of
+            the key or the stream is outside [0, 2**32).
     """
     layout = layout_of(offsets)
     _check("vector", vector, (layout.size,), _TOTALS, vector)
@@ -187,8 +189,8 @@ def has_triton() -> bool:
 
 
 def triton_interprets() -> bool:
-    """Whether Triton runs in its interpreter, on the CPU (for tests: it is some 10,000 times
-    slower).
+    """Whether Triton runs in its interpreter on the CPU, which is some 10,000 times slower and
+    serves only tests.
     """
     return os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -37,12 +37,12 @@ from typing import Any
 from fedlgm.noise.keys import KeyRing, Purpose
 
 SERVER_STREAM = 0xFFFFFFFF
-"""Stream of central noise; client ids lie below it."""
+"""Stream of the noise that the server adds; the numbers of clients are below it."""
 
 UNIFORM_STEP = 2.0**-32
 UNIFORM_MAX = 1.0 - 2.0**-24
 TAIL = 2**16
-"""Words below this one get 32 more bits."""
+"""Words below this number are extended by 32 more bits."""
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIER = (0xD2511F53, 0xCD9E8D57)
@@ -51,11 +51,11 @@ _ROUNDS = 10
 
 
 def noise_key(ring: KeyRing, round: int) -> tuple[int, int]:
-    """Philox key of one round's noise.
+    """Return the Philox key of one round's noise.
 
     Args:
-        ring: the noising party's secret key ring.
-        round: round number, 0 <= round < 2**32.
+        ring: the secret key ring of the party that adds the noise.
+        round: number of the round, 0 <= round < 2**32.
 
     Returns:
         Two 32-bit words.
@@ -67,8 +67,8 @@ def noise_key(ring: KeyRing, round: int) -> tuple[int, int]:
 def philox4x32(
     counter: tuple[Any, Any, Any, Any], key: tuple[int, int]
 ) -> tuple[Any, Any, Any, Any]:
-    """Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", Section
-    3.3).
+    """Compute Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3",
+    Section 3.3).
 
     Args:
         counter: four words in [0, 2**32), each a Python int, a NumPy int64 or uint64 array or a

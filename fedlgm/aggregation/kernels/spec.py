@@ -1,5 +1,5 @@
-"""The noise that a sum receives, as plain data for both backends, and the type in which sums are
-stored.
+"""Description of the noise that is added to a sum, for both backends, and the type in which sums
+are stored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Noise:
         family: "gaussian" or "laplace".
         key: Philox key, two 32-bit words.
         grid: whether value + noise is rounded to the layer's grid.
-        stream: number of the noising party.
+        stream: number of the party that adds the noise.
     """
 
     scale: Tensor
@@ -34,5 +34,5 @@ class Noise:
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The type for sums on a device: float64, or float32 on Metal, which has no wider type."""
+    """Return the type of sums on a device: float64, or float32 on Metal, which lacks float64."""
     return torch.float32 if device.type == "mps" else torch.float64

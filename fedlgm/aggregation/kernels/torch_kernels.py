@@ -1,4 +1,4 @@
-"""The kernels in plain torch: for CPUs and for accelerators without Triton.
+"""The kernels in plain torch, for CPUs and for accelerators without Triton.
 
 The operations are the same as in the Triton kernels, in the same order. Sums without noise and
 Philox words agree bit for bit; noise agrees up to float32 rounding.
@@ -26,8 +26,8 @@ could exceed its bound.
 
 
 def _chunk(device: torch.device) -> int:
-    """Elements handled at once: few enough for a CPU's cache, enough to keep an accelerator
-    busy.
+    """Return the number of elements that are handled at once: few enough for a CPU's cache, or
+    enough to keep an accelerator busy.
     """
     return 1 << (16 if device.type == "cpu" else 22)
 
@@ -35,7 +35,8 @@ def _chunk(device: torch.device) -> int:
 def layer_moments(
     updates: Tensor, layout: Layout, power: int, clip: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of |u|^power over each client's layers, and the resulting factors that bound the layers.
+    """Compute the sums of |u|^power over each client's layers, and the factors that bound the
+    layers.
 
     Args:
         updates: [B, D] float32 or bfloat16.
@@ -49,7 +50,7 @@ def layer_moments(
         overflow).
     """
     clients, device = updates.shape[0], updates.device
-    wide = widest(device)  # makes the sum's order immaterial
+    wide = widest(device)  # so that the order of the sum hardly matters
     sums = torch.zeros(clients, layout.layers, dtype=wide, device=device)
     nonfinite = torch.zeros(clients, dtype=torch.int64, device=device)
     # Small layers are also handled one by one, because adding by index has no fixed order on a GPU.
@@ -89,9 +90,9 @@ def accumulate(
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, or None for no clients.
         factors: [B, K] float32.
-        noise: one party's noise, or None.
-        chunk: elements handled at once, a multiple of 4, at least 2048; by default chosen for the
-            device. It affects no bit of the result.
+        noise: noise of one party, or None.
+        chunk: number of elements that are handled at once, a multiple of 4, at least 2048; by
+            default chosen for the device. It affects no bit of the result.
     """
     for segment in layout.segments(chunk or _chunk(out.device), out.device):
         target = out[segment.start : segment.stop]
@@ -116,7 +117,7 @@ def unit_noise(
     stream: int | Tensor,
     device: torch.device,
 ) -> Tensor:
-    """Noise of scale 1 for the elements of a segment, [stop - start] float32 (see `philox`)."""
+    """Draw noise of scale 1 for a segment's elements, [stop - start] float32 (see `philox`)."""
     length = segment.stop - segment.start
     group = segment.group
     if isinstance(group, int):
@@ -141,7 +142,7 @@ def _uniforms(
     counter: tuple[Tensor, int | Tensor, int | Tensor],
     key: tuple[int, int],
 ) -> list[Tensor]:
-    """Uniforms of the picked words, with extra bits in the tail."""
+    """Convert the picked words to uniforms, with extra bits in the tail."""
     if words[0].device.type != "cpu":
         # Selecting only the few words in the tail would make the host wait until the device has
         # counted them.
@@ -165,18 +166,20 @@ def _uniforms(
 
 
 def uniform(word: Tensor) -> Tensor:
-    """Uniforms in (0, 1) from 32-bit words, float32."""
+    """Convert 32-bit words to uniforms in (0, 1), float32."""
     return (word | 1).float().mul_(UNIFORM_STEP).clamp_(max=UNIFORM_MAX)
 
 
 def tail_uniform(word: Tensor, more: Tensor) -> Tensor:
-    """Uniforms in (0, 2^-16) from words below `TAIL` and 32 more bits each, float32."""
+    """Convert words below `TAIL`, with 32 more bits each, to uniforms in (0, 2^-16), float32."""
     fine = more.float().add_(0.5).mul_(2 * UNIFORM_STEP)
     return fine.add_((word & ~1).float()).mul_(UNIFORM_STEP)
 
 
 def gaussian_pair(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Two standard normal vectors from uniforms and a vector of 32-bit words, float32."""
+    """Compute two standard normal vectors from a vector of uniforms and a vector of 32-bit words,
+    float32.
+    """
     bits = y.to(torch.int32)  # wraps: the same 32 bits, signed
     radius = u.log().mul_(-2.0).sqrt_()
     radius.view(torch.int32).bitwise_xor_(bits & -(1 << 31))
@@ -187,7 +190,9 @@ def gaussian_pair(u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def laplace(u: Tensor, x: Tensor) -> Tensor:
-    """Laplace values of scale 1 from uniforms and the words whose bit 0 is the sign, float32."""
+    """Compute Laplace values of scale 1 from uniforms and from words whose bit 0 is the sign,
+    float32.
+    """
     magnitude = u.log()
     return torch.where((x & 1) != 0, magnitude, -magnitude)
 

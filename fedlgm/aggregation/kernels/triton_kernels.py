@@ -1,12 +1,12 @@
-"""Three Triton kernels: moments of each tile, clip factors of each layer, and the scaled sum with
-noise.
+"""Three Triton kernels, which compute the moments of each tile, the clip factors of each layer, and
+the scaled sum with noise.
 
 Every program handles one tile of elements within one layer. It reads the tile's limits from a table
 in device memory, so one launch covers all layers. Rows of a block begin at multiples of 16 elements
-(other blocks are copied first). The width of a program's reads, and so the order in which it adds
-up a norm, is then the same for one client and for many. Full tiles take an unmasked path with wide
-accesses. Contraction to fused multiply-adds is off, so no bit of the sum or of the noise depends on
-the launch configuration.
+(other blocks are copied first). The width of a program's reads, and therefore the order in which it
+adds up a norm, is then the same for one client and for many. Full tiles are read without a mask and
+with wide accesses. Contraction to fused multiply-adds is off, so no bit of the sum or of the noise
+depends on the launch configuration.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # Triton gives the parameters of a kernel their types at launch.
@@ -142,7 +142,7 @@ def _sum_tile(
         for client in range(clients):
             factor = tl.load(factors + client * layers + layer)
             pointer = updates + tl.multiple_of(position + client * row.to(tl.int64), ALIGN)
-            # A factor of 0 reads nothing, so NaN and Inf stay out.
+            # With a factor of 0 nothing is read, so NaN and Inf cannot enter the sum.
             readable = tl.where(factor != 0, length, 0)
             if FULL:
                 values = tl.load(
@@ -242,7 +242,7 @@ def _sum_kernel(
 def layer_moments(
     updates: Tensor, layout: Layout, power: int, clip: Tensor, tile: int = MOMENT_TILE
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Layer moments, overflow counts and clip factors; see `torch_kernels.layer_moments`.
+    """Compute layer moments, overflow counts and clip factors; see `torch_kernels.layer_moments`.
 
     Args:
         updates: [B, D] float32 or bfloat16, unit stride along D.
@@ -306,7 +306,7 @@ def accumulate(
         layout: layer boundaries.
         updates: [B, D] float32 or bfloat16, unit stride along D, or None for no clients.
         factors: [B, K] float32.
-        noise: one party's noise, or None.
+        noise: noise of one party, or None.
         tile: elements of one program, a multiple of 16; no bit of the result depends on it.
         warps: warps of one program; no bit of the result depends on it.
     """
@@ -344,8 +344,8 @@ def accumulate(
 
 
 def _as_signed(word: int) -> int:
-    """The 32-bit word as a signed number, so that the type that Triton gives the argument never
-    depends on its value.
+    """Convert a 32-bit word to a signed number, so that the type that Triton gives the argument
+    never depends on its value.
     """
     return word - (1 << 32) if word >> 31 else word
 

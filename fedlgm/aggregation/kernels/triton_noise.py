@@ -1,9 +1,10 @@
-"""Noise in registers: Philox words to Gaussian or Laplace values (defined in
-`fedlgm.aggregation.kernels.philox`).
+"""Conversion of Philox words to Gaussian or Laplace values in registers, as
+`fedlgm.aggregation.kernels.philox` defines it.
 
 Logarithm, sine and cosine are minimax polynomials with explicit fused multiply-adds. Each
 polynomial takes about fifteen instructions and is the same on every GPU. The functions of the
-device library take thirty instructions, and they branch. Relative errors stay below 4e-7.
+device library take thirty instructions, and they branch. Relative errors of the polynomials stay
+below 4e-7.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -23,8 +24,8 @@ _STEPS = tl.constexpr((23 - GRID_BITS) << 23)  # added to an exponent: 2^23 step
 
 @triton.jit
 def _philox(group, layer, stream, depth: tl.constexpr, key0, key1):
-    """Four words for each counter (group, layer, stream, depth); uniform words stay scalars for as
-    long as possible.
+    """Compute four words for each counter (group, layer, stream, depth). Counter words that are the
+    same for the whole tile stay scalars for as long as possible.
     """
     c0, c1, c2 = group, layer, stream
     c3 = layer * 0 + depth
@@ -54,7 +55,7 @@ def _uniform(word):
 
 @triton.jit
 def _extend(u, word, more):
-    """u(word), extended by the bits of `more` if `word` lies in the tail."""
+    """Extend the uniform u of `word` by the bits of `more` if `word` is in the tail."""
     fine = (word & 0xFFFFFFFE).to(tl.float32) + (
         more.to(tl.float32) + 0.5
     ) * 4.656612873077393e-10  # 2^-31
@@ -63,8 +64,8 @@ def _extend(u, word, more):
 
 @triton.jit
 def _minus_two_log(u):
-    """-2 ln u: u = m 2^e with m in [sqrt(1/2), sqrt(2)), so -2 ln u = -2 ln 2 e + t P(t) with t = m
-    - 1.
+    """Compute -2 ln u. With u = m 2^e and m in [sqrt(1/2), sqrt(2)), it is -2 e ln 2 + t P(t),
+    where t = m - 1.
     """
     bits = u.to(tl.int32, bitcast=True)
     shifted = bits - 0x3F3504F3  # bits of sqrt(1/2)
@@ -83,7 +84,7 @@ def _minus_two_log(u):
 
 @triton.jit
 def _flip(value, sign):
-    """Value with its sign flipped where the top bit of `sign` is set."""
+    """Flip the sign of a value where the top bit of `sign` is set."""
     return (value.to(tl.uint32, bitcast=True) ^ (sign & 0x80000000)).to(tl.float32, bitcast=True)
 
 
@@ -111,17 +112,17 @@ def _laplace(u, x, scale):
 
 @triton.jit
 def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, TILE: tl.constexpr):
-    """Noise of one tile.
+    """Draw the noise of one tile.
 
     Args:
         group: element // 4 of the tile's groups of four, [TILE // 4] uint32.
-        layer: uint32.
-        stream: uint32.
-        key0: uint32.
-        key1: uint32.
-        scale: std or b, float32.
-        LAPLACE: Laplace rather than Gaussian.
-        TILE: number of elements.
+        layer: number of the layer, uint32.
+        stream: number of the party that adds the noise, uint32.
+        key0: first word of the Philox key, uint32.
+        key1: second word of the Philox key, uint32.
+        scale: std (Gaussian) or b (Laplace) of the noise, float32.
+        LAPLACE: whether the noise is Laplace; otherwise it is Gaussian.
+        TILE: number of elements of the tile.
 
     Returns:
         [TILE] float32; the four values of a group lie side by side, so they stay in the thread that
@@ -149,15 +150,15 @@ def noise_tile(group, layer, stream, key0, key1, scale, LAPLACE: tl.constexpr, T
 
 @triton.jit
 def snap(values, scale):
-    """Values rounded to multiples of 2^(floor(log2 scale) - 10), ties to even; values with scale 0
-    do not change.
+    """Round values to multiples of 2^(floor(log2 scale) - 10), ties to even; values with scale 0 do
+    not change.
     """
     exponent = scale.to(tl.int32, bitcast=True) & 0x7F800000
     limit = tl.where(scale > 0, (exponent + _STEPS).to(tl.float32, bitcast=True), 0.0)
     if values.dtype == tl.float64:
         limit = limit.to(tl.float64) * 536870912.0  # 2^29
     magnitude = tl.abs(values)
-    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are
-    # multiples already.
+    # Adding 2^23 steps (float64: 2^52) rounds to a multiple of the step; larger values are already
+    # multiples.
     rounded = (magnitude + limit) - limit
     return tl.where(magnitude < limit, tl.where(values < 0, -rounded, rounded), values)

@@ -1,5 +1,6 @@
-"""Readers of other frameworks' statements about a run, one in each file.
+"""Readers that find out about a run from objects or configurations of other frameworks.
 
-Each reader takes objects, whose attributes it reads, or the values of a configuration. Further
-keyword arguments are settings (`Settings`), which replace what was read.
+A reader takes objects, whose attributes it reads, or the values of a configuration. Further keyword
+arguments are settings (see `Settings`). They replace assumed defaults, but may not contradict what
+was read.
 """

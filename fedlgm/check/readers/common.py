@@ -19,16 +19,16 @@ def report(
     *reading: Verdict,
     assumed: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Report on what was read and on further settings.
+    """Make the report on a run from what was read and from further settings.
 
     Args:
-        facts: what was read; None means that it is not known. A further setting may not contradict
-            it.
+        facts: what was read, by name; None stands for what is not known. A further setting may not
+            contradict a fact.
         settings: further settings.
         reading: verdicts on what could not be read.
-        assumed: what the framework does by default, unless a fact or a further setting replaces it.
-            A fact on the run's length replaces all settings of the length, and a stated epsilon
-            replaces the whole default statement.
+        assumed: what the framework does by default; each value holds unless a fact or a further
+            setting replaces it. If the number of epochs or of steps is given, no assumed value for
+            either is used. If an epsilon is given, no assumed value about epsilon is used.
 
     Raises:
         ConfigError: a setting contradicts a fact, or cannot be used.
@@ -43,7 +43,7 @@ def report(
 
 
 def join(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts and further settings, which may repeat facts but not contradict them.
+    """Join facts and further settings, which may repeat facts but not contradict them.
 
     Raises:
         ConfigError: a setting is given under two names, or a further setting contradicts a fact.
@@ -70,7 +70,7 @@ def join(facts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def attribute(thing: Any, name: str, owner: str) -> Any:
-    """An attribute of an object.
+    """Return an attribute of an object.
 
     Raises:
         ConfigError: the object has no attribute of this name.

@@ -1,4 +1,4 @@
-"""Reader of Flower: strategies for differential privacy, `LocalDpMod`, `PrivacyConfig`."""
+"""Reader of Flower's strategies for differential privacy, `LocalDpMod` and `PrivacyConfig`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedlgm.errors import ConfigError
 from fedlgm.wording import alternatives
 
 MEANS = ("FedAvg", "FedAvgM", "FedAdam", "FedAdagrad", "FedYogi", "FedProx")
-"""Flower's strategies whose results follow from the mean of the updates."""
+"""Flower's strategies that use the updates only through their mean."""
 _ACCOUNTED = {"poisson": "poisson", "without-replacement": "fixed", "no-amplification": "none"}
 
 
@@ -25,12 +25,13 @@ def flower(
     """Check a privacy strategy, mod or `PrivacyConfig` of Flower.
 
     Args:
-        source: the object; or the name of its class, with `values`.
-        values: arguments of the class by name.
+        source: the object, or the name of its class together with `values`.
+        values: arguments of the class, by name.
         reading: verdicts on what could not be read.
-        settings: further settings, such as `rounds`, `population` and `sampler`. Flower's FedAvg
-            draws a fixed number of clients. It weights them by their numbers of examples unless an
-            accountant is given.
+        settings: further settings, such as `rounds`, `population` and `sampler`. By default, a
+            strategy is assumed to behave as Flower's FedAvg, which draws a fixed number of clients
+            and weights them by their numbers of examples. If the strategy has an accountant, equal
+            weights are assumed.
 
     Raises:
         ConfigError: the class is unknown, an attribute is missing, or a value cannot be used.
@@ -83,7 +84,7 @@ STRATEGIES = {
     for side in ("Server", "Client")
     for kind, names in (("Fixed", _FIXED), ("Adaptive", _ADAPTIVE))
 }
-"""Parameters of each strategy in their order, without the first parameter."""
+"""Names of the parameters of each strategy in their order, without the first parameter."""
 LOCAL_MOD = ("clipping_norm", "sensitivity", "epsilon", "delta")
 _ARGUMENTS = {
     "LocalDpMod": LOCAL_MOD,
@@ -96,7 +97,9 @@ _ARGUMENTS = {
 
 
 def _local_mod(mod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Noise of one message by the classical formula; the update is bounded by `clipping_norm`."""
+    """Return facts and defaults of a `LocalDpMod`, which bounds an update by `clipping_norm` and
+    computes the noise of a message by the classical formula.
+    """
     number = {name: attribute(mod, name, "LocalDpMod") for name in LOCAL_MOD}
     check_positive("LocalDpMod", **{key: number[key] for key in ("clipping_norm", "epsilon")})
     check_share("LocalDpMod", delta=number["delta"])
@@ -124,7 +127,7 @@ def _local_mod(mod: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flower_config(config: Any) -> dict[str, Any]:
-    """Settings of a `PrivacyConfig`; no settings for None."""
+    """Return the settings in a `PrivacyConfig`; none for None."""
     if config is None:
         return {}
     relation = _word(attribute(config, "neighboring_relation", "PrivacyConfig"))
@@ -142,21 +145,21 @@ def _flower_config(config: Any) -> dict[str, Any]:
 
 
 def privacy_config(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a `PrivacyConfig`'s arguments."""
+    """Return the settings in the arguments of a `PrivacyConfig`."""
     return _flower_config(
         SimpleNamespace(**{"target_delta": None, "population_size": None, **values})
     )
 
 
 def _word(value: Any) -> str:
-    """A name, or an enum's value."""
+    """Return a setting's name, or its value if it is an enum, in lower case with hyphens."""
     return str(getattr(value, "value", value)).lower().replace("_", "-")
 
 
 def _strategy(
     strategy: Any, adaptive: bool, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Facts of a privacy strategy around FedAvg, and the default behaviour of FedAvg."""
+    """Return facts about a privacy strategy, and the defaults of the FedAvg that it wraps."""
     inner = getattr(strategy, "strategy", strategy)
     size = attribute(strategy, "num_sampled_clients", "the strategy")
     read: dict[str, Any] = {
@@ -174,7 +177,7 @@ def _strategy(
     if getattr(inner, "weighted_by_key", "num-examples") != "num-examples":
         assumed["weights"] = None
     accountant = getattr(strategy, "accountant", None)
-    if accountant is not None:  # it refuses missing replies and unequal weights
+    if accountant is not None:  # an accountant refuses missing replies and unequal weights
         config = attribute(accountant, "config", "the accountant")
         assumed |= {"denominator": "expected", "weights": "uniform"}
         read |= _flower_config(config)
@@ -192,7 +195,7 @@ def _strategy(
 
 
 def _cohort(population: Any, share: Any, least: Any) -> int | None:
-    """Number of clients that FedAvg draws in a round; None if it is not known."""
+    """Return the number of clients that FedAvg draws in a round; None if it is not known."""
     if share is None or isinstance(population, bool) or not isinstance(population, int):
         return None
     check_positive("FedAvg", fraction_train=share)

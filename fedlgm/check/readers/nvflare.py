@@ -21,12 +21,12 @@ _BOUNDS = ("clip", "clipping_norm", "max_grad_norm")
 def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
     """Check the privacy filters of a client's configuration of NVFlare.
 
-    Only filters for the results of the task "train" count, in their order. NVFlare's own filters
-    state no epsilon of a run. Of any other filter, the arguments `noise_multiplier`, `clip` (or
+    Only filters for the results of the task "train" are read, in their order. NVFlare's own filters
+    give no epsilon for a run. For any other filter, the arguments `noise_multiplier`, `clip` (or
     `clipping_norm`, `max_grad_norm`) and `delta` are read, but not the code.
 
     Args:
-        config: the content of `config_fed_client.json`, or of a job's configuration.
+        config: the content of `config_fed_client.json`, or a job's configuration.
         settings: further settings, such as `rounds`.
 
     Raises:
@@ -52,7 +52,7 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
             assumed |= {"epsilon": args["epsilon"], "stated_for": "round"}
     noise = next((args for _, args in parts if "noise_multiplier" in args), None)
     unread = [name for name, _ in parts if not _is_known(name)]
-    if noise is None:  # a trainer's own noise
+    if noise is None:  # noise that a trainer may add
         trainers = _components(list(_values(config, "executors")))
         unread += [name for name, args in trainers if "noise_multiplier" in args]
     filters = [name.rpartition(".")[2] for name, _ in parts]
@@ -78,13 +78,13 @@ def nvflare(config: Mapping[str, Any], **settings: Any) -> Report:
 
 
 def _is_known(name: str) -> bool:
-    """Whether a filter is NVFlare's own."""
+    """Whether a filter belongs to NVFlare."""
     return name.startswith("nvflare.") or name in FILTERS or name.rpartition(".")[2] in FILTERS
 
 
 def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any]) -> dict[str, Any]:
-    """The bound that holds where the noise is added. The filter that adds the noise states it, or
-    an earlier filter does.
+    """Return the bound that holds when the noise is added. It is an argument of the filter that
+    adds the noise, or of the last earlier filter that has such an argument.
     """
     bounds = [next((args[key] for key in _BOUNDS if key in args), None) for _, args in parts]
     place = next(index for index, (_, args) in enumerate(parts) if args is noise)
@@ -95,7 +95,7 @@ def _bound(parts: list[tuple[str, Mapping[str, Any]]], noise: Mapping[str, Any])
 
 
 def _mappings(config: Any) -> Iterator[Mapping[str, Any]]:
-    """All mappings in a configuration, from the outside inwards."""
+    """Yield all mappings in a configuration, outer mappings before inner ones."""
     if isinstance(config, Mapping):
         yield config
     if isinstance(config, Mapping | list | tuple):
@@ -104,12 +104,12 @@ def _mappings(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _values(config: Any, name: str) -> Iterator[Any]:
-    """All values of a key, anywhere in a configuration."""
+    """Return all values of a key, anywhere in a configuration."""
     return (mapping[name] for mapping in _mappings(config) if name in mapping)
 
 
 def _chains(config: Any) -> Iterator[Any]:
-    """All chains of filters for the results of training."""
+    """Yield all chains of filters for the results of training."""
     for value in _values(config, "task_result_filters"):
         for chain in value if isinstance(value, list | tuple) else [value]:
             tasks = chain.get("tasks", ["*"]) if isinstance(chain, Mapping) else ["*"]
@@ -121,7 +121,7 @@ def _chains(config: Any) -> Iterator[Any]:
 
 
 def _components(config: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Paths and arguments of all components in a configuration."""
+    """Yield the paths and arguments of all components in a configuration."""
     for mapping in _mappings(config):
         path = mapping.get("path", mapping.get("name", mapping.get("class_path")))
         if isinstance(path, str):

@@ -1,4 +1,4 @@
-"""Reader of Opacus: its engine and loader, or arguments of `make_private`."""
+"""Reader of Opacus's engine and loader, or of the arguments of its `make_private`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedlgm.wording import alternatives
 def opacus(
     engine: Any, loader: Any, *, optimizer: Any = None, delta: float | None = None, **settings: Any
 ) -> Report:
-    """Check a training run of Opacus, after it or before it.
+    """Check a training run with Opacus, after or before training.
 
     Args:
-        engine: the `PrivacyEngine`; its accountant's history holds noise, rates and steps.
-        loader: the loader that the training loop uses, which shows the sampler.
-        optimizer: the `DPOptimizer`; states noise, bound and clipping. It is needed before the
-            first step.
-        delta: delta of the statement.
+        engine: the `PrivacyEngine`, whose accountant has a history of noise, rates and steps.
+        loader: the loader that the training loop uses, from which the sampler is read.
+        optimizer: the `DPOptimizer`, from which noise, bound and clipping are read. Before the
+            first step, the noise can be read only from the optimizer.
+        delta: the delta for which epsilon is stated.
         settings: further settings, such as `epochs` before the first step.
 
     Raises:
@@ -60,7 +60,7 @@ def opacus(
         }
         rates = [rate for _, rate, _ in history]
         if read["sampler"] == "poisson":
-            if len(set(rates)) > 1:  # some steps have their own rate: the loader shows the last one
+            if len(set(rates)) > 1:  # the rates of steps differ, and the loader has the last one
                 read["sampling_rate"] = max(read["sampling_rate"], *rates)
             counted["sampling_rate"] = max(rates)
         if len(history) > 1:
@@ -100,11 +100,11 @@ def _history(history: Any) -> list[tuple[float, float, int]]:
 
 
 _POISSON = ("UniformWithReplacementSampler", "DistributedUniformWithReplacementSampler")
-"""Opacus's Poisson samplers."""
+"""Names of Opacus's Poisson samplers."""
 
 
 def _loader(loader: Any) -> dict[str, Any]:
-    """Sampler of a loader of PyTorch."""
+    """Return the settings that describe the sampler of a PyTorch loader."""
     try:
         size = len(attribute(loader, "dataset", "the loader"))
     except TypeError as error:
@@ -128,7 +128,7 @@ def _loader(loader: Any) -> dict[str, Any]:
 
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
-    """Noise, bound and clipping of Opacus's optimizer."""
+    """Return the settings that describe noise, bound and clipping of Opacus's optimizer."""
     bound = optimizer.max_grad_norm
     clip = math.hypot(*map(float, bound)) if isinstance(bound, list | tuple) else float(bound)
     noise = attribute(optimizer, "noise_multiplier", "the optimizer")
@@ -188,7 +188,8 @@ def opacus_arguments(values: Mapping[str, Any], *reading: Verdict, **settings: A
     }
     size, population = settings.get("batch_size"), settings.get("population")
     if settings.get("sampler", assumed["sampler"]) == "poisson":
-        # the loader's steps per epoch give the rate; each step is a Poisson sample
+        # Opacus draws a Poisson sample in each step, with the rate 1 / (steps per epoch of the
+        # loader)
         dropped = settings.pop("drop_last", False)
         if isinstance(size, int) and isinstance(population, int) and 0 < size <= population:
             steps = population // size if dropped else -(-population // size)

@@ -1,4 +1,4 @@
-"""Settings of a run that a script shows around its call of Opacus's `make_private`."""
+"""Settings of a run that can be read from a script around its call of Opacus's `make_private`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _SCHEDULES = ("ExponentialNoise", "LambdaNoise", "StepNoise")
 def opacus_facts(
     source: Source, call: ast.Call, reading: list[Verdict], runs: bool = False
 ) -> dict[str, Any]:
-    """Settings that the loader, the loops, the seeds and the use of the returned objects show.
+    """Return the settings that the script's loader, loops and seeds, and its use of the returned
+    objects, show.
 
     Args:
         source: the script.
-        call: its call of `make_private` or `make_private_with_epsilon`.
-        reading: verdicts, to which this function adds its own.
-        runs: whether repetitions are separate runs and their number is stated.
+        call: the script's call of `make_private` or `make_private_with_epsilon`.
+        reading: list of verdicts, to which this function adds.
+        runs: whether the user has stated the number of runs, so that repetitions are separate runs.
 
     Example:
         >>> source = Source("for _ in range(9): PrivacyEngine().make_private(noise_multiplier=1.0)")
@@ -84,15 +85,15 @@ def opacus_facts(
     _check_objects(source, call, reading, facts)
     if isinstance(raw, ast.Call) and {"sampler", "batch_sampler"} & set(source.arguments(raw)):
         replaced = source.words(call).get("poisson_sampling", True) is True
-        if "sampler" in facts or not replaced:  # Opacus does not put its Poisson sampler there
+        if "sampler" in facts or not replaced:  # Opacus has not put in a Poisson sampler
             why = f"Line {raw.lineno}: the loader has a sampler of its own, which was not read."
             reading.append(Verdict("conditional", why, bound=False))
     return facts
 
 
 def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
-    """Settings of an engine of Opacus before 1.0, or of an optimizer that the script wraps itself.
-    Neither of them replaces the loader.
+    """Return the settings of an engine of Opacus before 1.0, or of an optimizer that the script
+    wraps itself. In both cases Opacus does not replace the loader.
     """
     words = source.words(call)
     facts = {key: words[name] for name, key in _ATTACHED.items() if name in words}
@@ -106,7 +107,9 @@ def attached_facts(source: Source, call: ast.Call) -> dict[str, Any]:
 
 
 def _epochs(source: Source) -> int | None:
-    """Length of the only loop over epochs."""
+    """Return the number of epochs if the script has exactly one loop over epochs and its length can
+    be read; otherwise None.
+    """
     lengths = []
     for loop in source.nodes(ast.For):
         if "epoch" not in ast.unparse(loop.target).lower():
@@ -123,13 +126,15 @@ def _epochs(source: Source) -> int | None:
 
 
 def _targets(source: Source) -> Iterator[ast.expr]:
-    """Everything to which the script assigns a value."""
+    """Yield everything to which the script assigns a value."""
     for node in source.nodes(ast.Assign, ast.AugAssign, ast.AnnAssign):
         yield from node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def _edits(source: Source) -> Iterator[int]:
-    """Lines that replace an engine's accountant or change its history."""
+    """Yield the numbers of the lines that replace an engine's accountant or change the accountant's
+    history.
+    """
     for target in _targets(source):
         text = ast.unparse(target)
         if text.endswith(("accountant.history", "engine.accountant")):
@@ -140,7 +145,7 @@ def _edits(source: Source) -> Iterator[int]:
 
 
 def _is_rescaled(source: Source, reduction: ast.expr | None) -> bool:
-    """Whether the loss is a sum where Opacus expects a mean, or the reverse."""
+    """Whether the loss is a sum where Opacus expects a mean, or a mean where it expects a sum."""
     expected = "mean" if reduction is None else source.value(reduction)
     if expected not in ("mean", "sum"):
         return False
@@ -160,7 +165,9 @@ def _is_rescaled(source: Source, reduction: ast.expr | None) -> bool:
 def _check_seeds(
     source: Source, generator: ast.expr | None, reading: list[Verdict], facts: dict[str, Any]
 ) -> None:
-    """Whether the noise can be drawn again. In secure mode it comes from the operating system."""
+    """Check whether the seeds in the script allow the noise to be drawn again. In secure mode the
+    noise comes from the operating system, so seeds do not matter.
+    """
     modes = [
         source.value(word.value)
         for engine in source.named("PrivacyEngine")
@@ -191,7 +198,7 @@ def _check_seeds(
 def _check_objects(
     source: Source, call: ast.Call, reading: list[Verdict], facts: dict[str, Any]
 ) -> None:
-    """Whether training uses the optimizer and the loader that Opacus returns."""
+    """Check that training uses the optimizer and the loader that Opacus returns."""
     words = source.arguments(call)
     returned: list[ast.expr] = []
     for node in source.nodes(ast.Assign):
@@ -213,7 +220,7 @@ def _check_objects(
         if inside or is_raw(optimizer, "optimizer"):
             reading.append(Verdict("broken", why, bound=False))
         elif call_name(source.expression(optimizer)) in _OPTIMIZERS:
-            # an optimizer with its own loss, such as a generator's, may see no private data
+            # an optimizer with a separate loss, such as a generator's, may not depend on the data
             loops = [node for node in source.around(step) if isinstance(node, ast.For)][:1]
             losses = [
                 node for node in source.named("backward") if {*source.around(node)} & {*loops}

@@ -1,4 +1,4 @@
-"""Reader of hyperparameters of TensorFlow Privacy."""
+"""Reader of the hyperparameters of TensorFlow Privacy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from fedlgm.checks import check_positive
 from fedlgm.errors import ConfigError
 
 _ORDERS = (*(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5), *range(5, 64), *(128, 256, 512))
-"""Renyi orders of `compute_dp_sgd_privacy`."""
+"""Renyi orders with which `compute_dp_sgd_privacy` computes epsilon."""
 
 
 def tensorflow_privacy(*reading: Verdict, **values: Any) -> Report:
-    """Check hyperparameters of TensorFlow Privacy.
+    """Check a run that is described by hyperparameters of TensorFlow Privacy.
 
     Args:
         reading: verdicts on what could not be read.
         values: `n` (or `number_of_examples`), `batch_size`, `noise_multiplier`, `epochs` (or
             `num_epochs`), `delta`, `l2_norm_clip`, `num_microbatches`, `used_microbatching` and
-            `max_examples_per_user`, as its functions and optimizers take them; further names are
-            settings. `compute_dp_sgd_privacy` assumes Poisson sampling. The pipeline's `sampler`
-            has to be stated.
+            `max_examples_per_user`, with the meaning that they have in its functions and
+            optimizers; further names are settings. `compute_dp_sgd_privacy` assumes Poisson
+            sampling, so the `sampler` of the actual input pipeline has to be stated.
 
     Raises:
         ConfigError: a name is unknown, or a value cannot be used.

@@ -1,3 +1,3 @@
-"""The i.n.i.d. noise paper: coordinate descent and principal components. `fedlgm.mechanisms.inid`
-has its noise.
+"""Code for the i.n.i.d. noise paper's experiments. `fedlgm.mechanisms.inid` computes the paper's
+noise.
 """

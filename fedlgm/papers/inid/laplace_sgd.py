@@ -1,10 +1,10 @@
-"""SGD with Laplace noise on examples' gradients: the Laplace rows of the i.n.i.d. noise paper's
-Table IV.
+"""SGD with Laplace noise on examples' gradients, for the Laplace rows of Table IV of the i.n.i.d.
+noise paper.
 
 Every layer of an example's gradient, or the whole gradient, is clipped in l1 norm. Laplace noise
-with one scale per layer is added to the sum of a Poisson batch. The l1 norms need every example's
-gradient, so a step takes longer than a step of DP-SGD. Recipes and studies name it as
-`mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
+with one scale per layer is added to the sum of a Poisson batch. Computing l1 norms requires the
+gradient of every example, so a step takes longer than a step of DP-SGD. Recipes and studies name it
+as `mechanism.name = "fedlgm.papers.inid.laplace_sgd:LaplaceSGD"`.
 
 Source: i.n.i.d. noise paper, Section VI-C, Theorem 5, Table IV.
 """
@@ -37,7 +37,7 @@ _PROVEN = (
 
 @dataclass(frozen=True)
 class L1Clip(PerLayerClip):
-    """f_ij = min(1, c_j / ||g_ij||_1): every layer is clipped to its own l1 bound.
+    """Scaling by f_ij = min(1, c_j / ||g_ij||_1), which clips every layer to a separate l1 bound.
 
     Example:
         >>> L1Clip((1.0, 2.0)).norm.order
@@ -51,8 +51,8 @@ class L1Clip(PerLayerClip):
 class LaplaceSGD(Bounded, BoundsExamples):
     """Per-layer l1 clipping of examples' gradients and Laplace noise.
 
-    (epsilon, delta) holds for adding or removing one example. With delta = 0, basic composition is
-    used.
+    The guarantee (epsilon, delta) holds for adding or removing one example. With delta = 0, the
+    steps are composed by basic composition.
 
     Attributes:
         bound: l1 bound C of one example's contribution, spread evenly over the layers.
@@ -79,14 +79,15 @@ class LaplaceSGD(Bounded, BoundsExamples):
         )
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """The layers, or one merged layer if the gradient is bounded as a whole."""
+        """Return the layers; for rule "global", merge them into one layer."""
         return layers.as_single_layer() if self.rule == "global" else layers
 
     def calibrate(self, facts: RunFacts) -> float:
-        """The multiplier 1 / sum_m C_m / b_m of a step, see `calibrate_laplace`.
+        """Compute the multiplier of a step, the reciprocal of sum_m C_m / b_m (see
+        `calibrate_laplace`).
 
         Raises:
-            ConfigError: clients take the private steps themselves.
+            ConfigError: clients add the noise to their local steps.
         """
         if facts.steps is not None:
             raise ConfigError(
@@ -99,7 +100,7 @@ class LaplaceSGD(Bounded, BoundsExamples):
         self._noise.check_run(layers, facts)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The same plan in every step."""
+        """Make the step's plan, which is the same in every step."""
         of_clients = self._noise.plan(layers, facts, transcript)
         return example_plan(
             layers,

@@ -1,3 +1,3 @@
-"""The LaDP-FL paper: its baselines, and its method as published. The sound form is
+"""The baselines of the LaDP-FL paper, and its method as published. The sound form of the method is
 `fedlgm.mechanisms.ladp`.
 """

@@ -1,8 +1,8 @@
-"""A sound form of LaDP-FL in which every client selects and scores its own layers.
+"""A sound form of LaDP-FL in which every client selects and scores the layers that it releases.
 
-As in the paper, every client selects and scores layers of its own update. The selection uses
-strengths of the layers. The client first releases them with noise, for a share of the round's
-budget.
+As in the paper, every client selects and scores layers of its update. But selection and scores
+depend only on strengths of the layers that the client first releases with noise, for a share of the
+round's budget.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -34,25 +34,26 @@ _PROVEN = (
 
 @dataclass(frozen=True)
 class ClientLaDP(Bounded, PlansFromAnswers):
-    """Each client releases the layers that its noisy answer finds strongest, with noise in
-    proportion to 1 / P_j.
+    """Each client releases the layers that are strongest according to its noisy answer, with noise
+    proportional to 1 / P_j.
 
     The answer holds each layer's share of the update's norm. It is a vector of norm 1
     (`fedlgm.planning.queries.LayerStrength`), and its noise takes the share `share` of the round's
     budget. A client releases ceil(keep K) layers. P_j is the layer's noisy strength divided by the
     mean strength of the selected layers, clipped to [score_floor, score_cap]. The noise of the
-    layers is scaled so that it takes exactly the rest of the budget, whatever the scores. The
-    mechanism needs local trust.
+    layers is scaled so that their release takes exactly the rest of the budget, whatever the scores
+    are. The mechanism needs local trust.
 
-    The paper scores layers by a divergence. For small changes this divergence is a second moment of
-    a layer's change. The strength is the root of this moment, and is bounded without clipping.
+    The paper scores layers by a divergence. For small changes, this divergence is approximately
+    proportional to a second moment of the layer's change. The strength used here corresponds to the
+    root of this moment, and is bounded without clipping.
 
     Attributes:
         bound: l2 bound S of one client's update; each of k selected layers has S / sqrt(k).
-        share: share of the round's budget for the answer, in (0, 1).
+        share: share of the round's budget that the answer takes, in (0, 1).
         keep: share of the layers that a client releases, in (0, 1].
-        score_floor: least P_j, > 0.
-        score_cap: largest P_j.
+        score_floor: least score P_j, above 0.
+        score_cap: largest score P_j.
 
     Raises:
         ConfigError: an option is outside its range; in `plan`, the trust is not local.
@@ -77,8 +78,8 @@ class ClientLaDP(Bounded, PlansFromAnswers):
         check_range(self.name, self.score_floor, self.score_cap)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The common plan of the round: the answer, and equal noise in all layers. Clients replace
-        it by their own plans at the same cost.
+        """Make the common plan of the round, with the query and equal noise in all layers. Each
+        client replaces this plan by its own plan, at the same cost.
 
         Raises:
             ConfigError: trust is not local.

@@ -3,15 +3,15 @@ RECONSTRUCTION.
 
 Source: Zhang, Fay and Johansson, "Dynamic Privacy Allocation for Locally Differentially Private
 Federated Learning with Composite Objectives" (ICASSP 2024). The abstract states the problem. The
-solution was not available, so it is derived here. If the error contracts as e_(t+1) <= g e_t +
-const sigma_t^2, the final error is bounded by the weighted sum sum_t g^(T-1-t) sigma_t^2. Under
-sum_t 1 / sigma_t^2 = const this sum is least at
+paper's solution was not available, so a solution is derived here. If the error contracts as e_(t+1)
+<= g e_t + const sigma_t^2, the final error is bounded by the weighted sum sum_t g^(T-1-t)
+sigma_t^2. Under the constraint sum_t 1 / sigma_t^2 = const, this weighted sum is least for
 
     sigma_t^2 proportional to g^(-(T-1-t) / 2).
 
-Noise falls geometrically, by the factor g^(1/4) per round. `TimeVaryingDP` also has geometric
-noise, but derives its rate differently. The proximal step of composite objectives is the identity
-for networks.
+The noise therefore falls geometrically, by the factor g^(1/4) per round. The noise of
+`TimeVaryingDP` is also geometric, but its rate is derived differently. The proximal step of
+composite objectives is the identity for networks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 @dataclass(frozen=True)
 class DynamicPrivacyAllocation(ScheduledGaussian):
-    """sigma_t^2 proportional to g^(-(T - 1 - t) / 2) on the whole update.
+    """Noise on the whole update with sigma_t^2 proportional to g^(-(T - 1 - t) / 2).
 
     The allocation is optimal for unsampled Gaussian noise (one zCDP budget); under Poisson sampling
     the same schedule is scaled so that the accountant's total meets the budget.
 
     The LaDP-FL paper states that the naive epsilon of this mechanism exceeds the naive epsilon of
-    Full DP by 26.04 %. g is chosen to match this statement: sigma_T / sigma_1 = exp(-0.446) for any
-    number of rounds.
+    Full DP by 26.04 %. The factor g is chosen to match this statement: sigma_T / sigma_1 =
+    exp(-0.446) for any number of rounds.
     """
 
     reason = (
@@ -40,7 +40,7 @@ class DynamicPrivacyAllocation(ScheduledGaussian):
     )
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round relative to the noise of the last round, float64 [rounds]."""
+        """Return the noise of each round relative to that of the last round, float64 [rounds]."""
         left = np.arange(rounds - 1, -1, -1)
         return np.asarray(np.exp(_MATCHED_DECAY * left / max(rounds - 1, 1)))
 

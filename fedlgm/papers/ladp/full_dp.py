@@ -15,7 +15,7 @@ from fedlgm.papers.ladp.schedules import ScheduledGaussian
 
 @dataclass(frozen=True)
 class FullDP(ScheduledGaussian):
-    """NbAFL: a client's upload is clipped to C and noised. The clipped vector here is the update.
+    """NbAFL: what a client uploads, which here is its update, is clipped to C and noised.
 
     The sensitivity is 2 C. The published value, 2 C / m (m: examples of the smallest client),
     treats the minimiser of an average as an average of minimisers, which is false for networks. The

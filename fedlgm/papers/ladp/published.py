@@ -1,5 +1,5 @@
-"""LaDP-FL as published, the paper's Algorithms 2 to 4: every client decides from its private
-weights. NOT PRIVATE.
+"""LaDP-FL as published (Algorithms 2 to 4), in which the unprotected weights of a client determine
+its releases. NOT PRIVATE.
 
 Source: LaDP-FL paper, Sections V and VI.
 """
@@ -37,19 +37,19 @@ _LEAST_SCORE = 1e-12  # in place of the paper's division by zero: a finite but u
 
 @dataclass(frozen=True)
 class PublishedLaDP(Mechanism, UsesPrivateUpdates):
-    """sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c / B of
-    Theorem 3.
+    """Noise sigma_j = c Delta_f / (epsilon P_j) with P_j = min(KL, B), Delta_f = 2 eta E G_c and c
+    / B of Theorem 3.
 
-    Every client computes these quantities from its own weights (local trust). The recipe's epsilon
-    and delta are the budget of one release; the paper charges q epsilon for a release. This class
-    deviates from the paper in two points: clients have equal weights, and their sum is divided by
-    the public cohort size; and a client makes E epochs (the paper's loop, taken literally, makes E
-    + 1 epochs).
+    Every client computes P_j from its weights and adds the noise itself (local trust). The recipe's
+    epsilon and delta are the budget of one release; the paper charges q epsilon for a release. This
+    class deviates from the paper in two points: clients have equal weights, and their sum is
+    divided by the public cohort size; and a client makes E epochs (the paper's loop, taken
+    literally, makes E + 1 epochs).
 
     Attributes:
         threshold: R >= 0; layers with a norm below R are not selected, and are uploaded without
             noise.
-        score_cap: B > 0.
+        score_cap: largest score B > 0.
         estimate: whether scores are computed. With False, every selected layer's score is B, as in
             the paper's ablation.
         batch_share: q in the paper's claim q T epsilon: batch size divided by the number of local
@@ -72,15 +72,15 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     batch_share: Positive = 0.1
 
     def calibrate(self, facts: RunFacts) -> float:
-        """The multiplier 2 (c/B) / epsilon, for any number of rounds. It is the noise at P = B
-        divided by eta E G_c.
+        """Return the multiplier 2 (c/B) / epsilon, the noise at P = B divided by eta E G_c. This
+        multiplier does not depend on the number of rounds.
         """
         epsilon, delta = require(facts, self.name).budget()
         self._half_sensitivity(facts)
         return 2 * theorem3_constant(epsilon, delta) / epsilon
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """The common plan of the round. Clients replace it by their own plans."""
+        """Make the common plan of the round, which each client replaces by its own plan."""
         epsilon, delta = require(facts, self.name).budget()
         reached = theorem3_delta(epsilon, delta)
         reason = _PUBLISHED
@@ -103,7 +103,8 @@ class PublishedLaDP(Mechanism, UsesPrivateUpdates):
     def plan_from_private_update(
         self, plan: ReleasePlan, update: Tensor, model: Tensor
     ) -> tuple[ReleasePlan, dict[str, np.ndarray]]:
-        """Algorithms 2 to 4 for one client: selection, scores and noise from its own weights.
+        """Run Algorithms 2 to 4 for one client, whose weights determine selection, scores and
+        noise.
 
         Returns:
             The client's plan, and "score" (P_j), "sigma", "selected" (0 or 1) and "noise_norm"

@@ -1,15 +1,16 @@
-"""Noise that changes over the rounds for a given budget: the common code of Full DP, Time-Varying
-DP and DPA.
+"""Noise that may change over the rounds for a given budget: the common code of Full DP,
+Time-Varying DP and DPA.
 
 A schedule gives the noise of each round relative to the smallest noise of a round. `calibration =
 "equal-total"` scales the whole schedule so that, by the run's accountant, all rounds together meet
-the run's (epsilon, delta). This makes comparisons fair. `calibration = "matched"` is the LaDP-FL
-paper's setting: every schedule starts at the noise of Full DP, and the recipe's epsilon is the
-epsilon of one release. The paper's sum of q epsilon_t is recorded as a claim next to the proven
-epsilon.
+the run's (epsilon, delta). Mechanisms are then compared at equal proven cost. `calibration =
+"matched"` is the LaDP-FL paper's setting: every schedule starts at the noise of Full DP, and the
+recipe's epsilon is the epsilon of one release. The paper's sum of q epsilon_t is recorded as a
+claim next to the proven epsilon.
 
-Under Poisson sampling the accountant composes every distinct noise level. A schedule is therefore a
-staircase of a few levels, and the added noise has exactly the accounted levels.
+Under Poisson sampling, the accountant must compose each distinct noise level separately. A schedule
+is therefore replaced by a staircase of a few levels, and the noise that is added has exactly the
+levels that are accounted for.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ class PaperBaseline(Bounded):
     batch_share: Positive = 0.1
 
     def client_bound(self, facts: RunFacts) -> float:
-        """The l2 bound C to which the noise is matched."""
+        """Return the l2 bound C of a client's update."""
         if self.calibration == "equal-total":
             return self.bound
         return bound_by_training(require(facts, self.name).training)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """sigma_* of every round ("equal-total"), or the paper's noise divided by C ("matched")."""
+        """Compute sigma_* of every round ("equal-total"), or the paper's noise divided by C
+        ("matched").
+        """
         return (
             self.matched_multiplier(facts)
             if self.calibration == "matched"
@@ -79,19 +82,19 @@ class PaperBaseline(Bounded):
         )
 
     def matched_multiplier(self, facts: RunFacts) -> float:
-        """Noise of the first round divided by C: 2 c / epsilon, because the paper's sensitivity is
-        2 C.
+        """Return the noise of the first round divided by C: 2 c / epsilon, because the paper's
+        sensitivity is 2 C.
 
         Raises:
-            ConfigError: the facts are outside the paper's frame.
+            ConfigError: the facts do not fit the paper's setting.
         """
         epsilon, delta = require(facts, self.name).budget()
         bound_by_training(facts.training)
         return 2 * noise_constant(self.constant, epsilon, delta) / epsilon
 
     def matched_claim(self, facts: RunFacts, noise: float = 1.0) -> Claim | None:
-        """The paper's charge q epsilon_t for a participation with `noise` times the noise of the
-        first round.
+        """Return the paper's charge q epsilon_t for a participation with `noise` times the noise of
+        the first round; None for "equal-total".
         """
         if self.calibration == "equal-total":
             return None
@@ -100,8 +103,8 @@ class PaperBaseline(Bounded):
 
     @staticmethod
     def guarantee(reason: str) -> Guarantee:
-        """A proven guarantee: every contribution is clipped to C before noise of a public scale is
-        added.
+        """Make a proven guarantee, because every contribution is clipped to C before noise of a
+        public scale is added.
         """
         return Guarantee("proven", reason)
 
@@ -124,26 +127,24 @@ class ScheduledGaussian(PaperBaseline):
     """The reason why the release is private, and how closely the mechanism follows its source."""
 
     def table(self, layers: LayerTable) -> LayerTable:
-        """All layers merged into one, because the whole update has one bound and one noise
-        scale.
-        """
+        """Merge all layers into one, because the whole update has one bound and one noise scale."""
         return layers.as_single_layer()
 
     def schedule(self, rounds: int) -> np.ndarray:
-        """Noise of each round up to a common factor, before the staircase, float64 [rounds];
-        constant by default.
+        """Return the noise of each round up to a common factor, before it is replaced by a
+        staircase, float64 [rounds]; constant by default.
         """
         return np.ones(rounds)
 
     def shape(self, rounds: int) -> np.ndarray:
-        """Noise of each round divided by the least noise of a round, as a staircase, float64
-        [rounds].
+        """Return the noise of each round divided by the least noise of a round, as a staircase,
+        float64 [rounds].
         """
         return staircase(self.schedule(rounds), _LEVELS)
 
     def calibrate(self, facts: RunFacts) -> float:
-        """Noise divided by C, in the round with the least noise ("equal-total") or in the first
-        round ("matched").
+        """Compute the noise divided by C, in the round with the least noise ("equal-total") or in
+        the first round ("matched").
 
         Under local trust a client may be drawn in any rounds, so the calculation assumes that its
         releases are in the rounds with the least noise.
@@ -162,7 +163,7 @@ class ScheduledGaussian(PaperBaseline):
         return np.asarray(self._levels(rounds) ** -2.0)
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """A plan with the round's noise level in the schedule."""
+        """Make the round's plan, with the noise level that the schedule has for this round."""
         level = float(self._levels(facts.rounds)[min(transcript.rounds, facts.rounds - 1)])
         bound = self.client_bound(facts)
         clip = np.full(len(layers), bound / math.sqrt(len(layers)))
@@ -171,14 +172,14 @@ class ScheduledGaussian(PaperBaseline):
         return ReleasePlan(layers, clip, sigma, facts, self.guarantee(self.reason), claim=claim)
 
     def _levels(self, rounds: int) -> np.ndarray:
-        """Noise of each round relative to the calibrated noise, float64 [rounds]."""
+        """Return the noise of each round relative to the calibrated noise, float64 [rounds]."""
         shape = self.shape(rounds)
         return shape / shape[0] if self.calibration == "matched" else shape
 
 
 def staircase(schedule: np.ndarray, levels: int) -> np.ndarray:
-    """A schedule of at most `levels` steps of equal length. In each step it spends the same zCDP as
-    `schedule`. Its least noise is 1.
+    """Replace a schedule by at most `levels` steps of about equal length, each of which spends the
+    same zCDP as its part of the schedule. Then scale the result so that its least noise is 1.
 
     Args:
         schedule: positive noise levels, [rounds].

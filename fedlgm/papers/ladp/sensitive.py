@@ -2,9 +2,9 @@
 
 Source: Xue et al., "Differentially Private Federated Learning with an Adaptive Noise Mechanism"
 (IEEE TIFS 2023). The abstract mentions a sensitivity that is estimated from local and global
-history. The estimator was not available. Here the estimate uses only released history, so the noise
-scale reveals nothing new. A client's own history would be private state; the released mean is used
-in its place.
+history. The paper's estimator was not available. Here the sensitivity is estimated from past
+releases alone, so the noise scale reveals nothing new. A client's own history would have to be
+protected, so the released mean is used instead.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ class SensitiveDP(PaperBaseline):
     """Layer j is clipped to S_j = clamp(kappa h_j, S_min, S_max) and noised by sigma_j = sigma_*
     sqrt(K) S_j.
 
-    h_j is the norm of layer j in the last released mean update, with the noise subtracted. kappa =
-    1.5 allows a client's update to exceed the mean update by this factor, S_max = C / sqrt(K) and
-    S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the same: one Gaussian
-    release over all layers.
+    Here h_j is the norm of layer j in the last released mean update, corrected for the noise. The
+    factor kappa = 1.5 allows a client's update to exceed the mean update. The limits are S_max = C
+    / sqrt(K) and S_min = S_max / 10. Both bound and noise follow S_j, so every round costs the
+    same: one Gaussian release over all layers.
     """
 
     @override
     def costs(self, layers: LayerTable, rounds: int) -> np.ndarray:
-        """Under "matched" every layer costs as much as a whole release."""
+        """Return equal costs; under "matched", every layer costs as much as a whole release."""
         return np.full(rounds, float(len(layers) if self.calibration == "matched" else 1))
 
     def plan(self, layers: LayerTable, facts: RunFacts, transcript: Transcript) -> ReleasePlan:
-        """Bounds and noise from the last released mean; S_max in the first round."""
+        """Make the round's plan with bounds and noise from the last released mean, or with S_max in
+        the first round.
+        """
         clip = self._sensitivities(layers, facts, transcript)
         joint = math.sqrt(len(layers))
         if self.calibration == "matched":
