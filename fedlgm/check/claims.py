@@ -53,7 +53,7 @@ def accounted_values(settings: Settings) -> Verdict | None:
         return Verdict("holds", "Epsilon was computed for the values of the run.")
     less, more = (
         # If no multiplier is stated, any multiplier shows which of the two epsilons is larger.
-        _gaussian(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
+        _cost(replace(values, noise_multiplier=values.noise_multiplier or 1.0), settings)
         for values in (claim, settings)
     )
     status: Status = "broken"
@@ -63,12 +63,13 @@ def accounted_values(settings: Settings) -> Verdict | None:
     return Verdict(status, f"Epsilon was computed for a {' and a '.join(unequal)}{same}.")
 
 
-def _gaussian(values: Settings, settings: Settings) -> float | None:
-    """Compute the epsilon of Gaussian noise with the given values, under the sampling that the
-    accounting assumed. Return None if a value is missing or the noise is out of range.
+def _cost(values: Settings, settings: Settings) -> float | None:
+    """Compute the epsilon of Gaussian noise, or of Laplace noise if the mechanism adds such noise,
+    with the given values under the sampling that the accounting assumed. Return None if a value is
+    missing or the noise is out of range.
     """
     from fedlgm.privacy.accounting import composed_epsilon
-    from fedlgm.privacy.events import gaussian_event
+    from fedlgm.privacy.events import gaussian_event, laplace_event
 
     amplified = settings.accounted_as == "poisson"
     count = values.releases if amplified else values.participation_count
@@ -76,7 +77,11 @@ def _gaussian(values: Settings, settings: Settings) -> float | None:
     noise = values.noise_multiplier or 0.0
     if count is None or rate is None or not LEAST_NOISE <= noise <= MOST_NOISE:
         return None
-    return composed_epsilon([(gaussian_event(noise, rate), count)], settings.delta or 1e-5)
+    if settings.mechanism != "laplace":
+        return composed_epsilon([(gaussian_event(noise, rate), count)], settings.delta or 1e-5)
+    if not amplified:
+        return count / noise
+    return composed_epsilon([(laplace_event(1 / noise, rate), count)], settings.delta or 1e-5)
 
 
 def _renyi(settings: Settings, rate: float, count: int, orders: tuple[float, ...]) -> float:

@@ -83,18 +83,21 @@ class LazyArray(Undecoded):
         """Read inputs [rows, ...].
 
         Raises:
-            DataError: the source fails, or returns a wrong shape, NaN or infinity.
+            DataError: the source fails, or returns a wrong shape, something else than numbers, NaN,
+                infinity, or values that int64 cannot hold although its type is an integer.
         """
         numbers, back = np.unique(self._numbers(rows), return_inverse=True)
         label = f"LazyArray({type(self._source).__name__})"
         with users_code(f"{label}: its rows cannot be read", self._source, DataError):
-            values = np.asarray(self._source[numbers])
+            read = np.asarray(self._source[numbers])
         expected = (len(numbers), *self.shape[1:])
-        if values.shape != expected:
-            raise DataError(
-                f"{label}: {len(numbers)} rows have shape {values.shape}, not {expected}"
-            )
-        values = values.astype(self.dtype)
+        if read.shape != expected:
+            raise DataError(f"{label}: {len(numbers)} rows have shape {read.shape}, not {expected}")
+        if read.dtype.kind not in "biuf":
+            raise DataError(f"{label}: the rows read are of type {read.dtype}, not numbers")
+        values = read.astype(self.dtype)
+        if self.dtype == np.int64 and (values != read).any():
+            raise DataError(f"{label}: some of the rows read hold numbers that int64 cannot hold")
         if not np.isfinite(values).all():
             raise DataError(f"{label}: some of the {len(numbers)} rows read hold NaN or infinity")
         return np.ascontiguousarray(values[back])

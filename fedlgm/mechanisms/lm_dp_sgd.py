@@ -107,8 +107,8 @@ def check_risk(
         layers: number L of layers.
 
     Raises:
-        ConfigError: a rate is outside [0, 0.5] (worse than a coin toss), r < 1, or the number of
-            layers is wrong.
+        ConfigError: a rate is outside [0, 0.5] (worse than a coin toss) although not all rates are
+            1 (no adversaries), r < 1, or the number of layers is wrong.
 
     Example:
         >>> check_risk([0.5, 0.25], emphasis=2.0, layers=2).tolist(), check_risk(None, 1.0, layers=2).tolist()

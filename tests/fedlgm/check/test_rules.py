@@ -297,6 +297,15 @@ def test_laplace_noise_in_the_l1_norm() -> None:
     assert report.epsilon == pytest.approx(0.5, rel=1e-9)
 
 
+def test_accounted_values_of_laplace_noise_are_compared_as_laplace_noise() -> None:
+    """Epsilons of Laplace noise add up: twice the noise makes up for two steps, not for four."""
+    run = replace(SHUFFLED, mechanism="laplace", norm="l1", noise_multiplier=20.0, delta=0.0)
+    for steps, status in ((1000, "holds"), (2000, "broken")):
+        settings = replace(run, steps=steps, accounted={"noise_multiplier": 10.0, "steps": 500})
+        (verdict,) = [one for one in check(settings).verdicts if one.rule == "accounted values"]
+        assert verdict.status == status, verdict
+
+
 def test_layers_of_laplace_noise_add_up() -> None:
     run = replace(SHUFFLED, mechanism="laplace", norm="l1", delta=0, noise_multiplier=10.0)
     report = check(replace(run, layers=4, layer_claim="sum", epsilon=2.0))

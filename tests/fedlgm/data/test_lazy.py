@@ -129,3 +129,24 @@ def test_another_shape_is_not_resumed(tmp_path: Path) -> None:
     ]
     assert shapes[0]["train_x:shape"].tolist() == [80, 3]
     assert shapes[0].keys() == {"train_y", "test_y", "train_x:shape", "test_x"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "rows", "message"),
+    [
+        (np.float32, np.array([["1.0"]]), "of type <U3, not numbers"),
+        (np.uint64, np.array([[2**63]], np.uint64), "that int64 cannot hold"),
+        (np.int64, np.array([[1.5]]), "that int64 cannot hold"),
+    ],
+)
+def test_rows_that_the_stated_type_cannot_hold_are_refused(
+    declared: type, rows: np.ndarray, message: str
+) -> None:
+    class Source:
+        shape, dtype = (3, 1), np.dtype(declared)
+
+        def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+            return rows
+
+    with pytest.raises(DataError, match=message):
+        LazyArray(Source())[np.array([0])]
