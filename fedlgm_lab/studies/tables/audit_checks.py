@@ -168,8 +168,7 @@ def measure(store: Kept) -> None:
 
 
 def _count_failures(rows: list[Row], check: str) -> str:
-    """Format the number of failed audits, and the exact 95 % interval of their share in per cent.
-    """
+    """Format the number of failed audits, and the 95 % interval of their share in per cent."""
     failed, audits = (sum(row["failed"][check] for row in rows), sum(row["audits"] for row in rows))
     low, high = (
         100 * x for x in scipy.stats.binomtest(failed, audits).proportion_ci(method="exact")

@@ -49,9 +49,11 @@ OUTCOME = ("pairs", "mean change", "changes", "gains", "interval above 0", "inte
 class Cell(NamedTuple):
     """A network in a study of the map.
 
-    Attributes: place: its values of `PLACE`.
-        scores: scores of the rules; empty if `recommend` refused the network. figures: accuracies
-        in per cent of the flat rule and of the scored rules with runs, with a row for each seed.
+    Attributes:
+        place: its values of `PLACE`.
+        scores: scores of the rules; empty if `recommend` refused the network.
+        figures: accuracies in per cent of the flat rule and of the scored rules with runs, with a
+            row for each seed.
     """
 
     place: tuple[str, ...]

@@ -91,12 +91,14 @@ class Cell:
     """The runs of one cell: the runs of its search, and runs with other seeds at the rate that the
     search chose.
 
-    Attributes: store: the stored runs. name: the columns that identify its rows, without rate and
-    seed.
+    Attributes:
+        store: the stored runs.
+        name: the columns that identify its rows, without rate and seed.
         recipe: recipe of its runs.
         changes: changes of the recipe.
-        seeds: seeds of its runs, in their order. search: search for its rate; None if nothing is
-        searched. run: see `cells`.
+        seeds: seeds of its runs, in their order.
+        search: search for its rate; None if nothing is searched.
+        run: see `cells`.
     """
 
     store: Kept
@@ -209,7 +211,8 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
         store: the stored runs.
         maker: name of the maker.
         run: function (recipe, changes, seed) that returns the figures of a run; default: `figures`
-        of the module `store`. name: values of columns that the rows must have.
+            of the module `store`.
+        **name: values of columns that the rows must have.
     """
     content = settings(maker)
     listed = []
@@ -244,8 +247,9 @@ def _chosen(maker: str, axis: str, wanted: Any) -> Iterator[tuple[Label, dict[st
     """Yield the chosen labels of an axis, each with the changes that it makes to the recipe.
 
     Args:
-        maker: name of the maker. axis: name of the axis.
-        wanted: "all" for all labels, a list of labels, or a group's own axis.
+        maker: name of the maker.
+        axis: name of the axis.
+        wanted: "all" for all labels, a list of labels, or an axis that a group defines itself.
     """
     values = wanted if isinstance(wanted, dict) else settings(maker)["axes"][axis]
     if isinstance(values, str):

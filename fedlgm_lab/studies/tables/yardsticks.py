@@ -48,7 +48,8 @@ variance negative.
 class Yardstick:
     """A model and a set of images, with the published settings.
 
-    Attributes: set: name of the set of images.
+    Attributes:
+        set: name of the set of images.
         model: `LINEAR`, `STANDARDISED`, `SCATTERED_CNN` or `CNN`.
         published: published accuracy in per cent.
         batch: expected size of a batch.
