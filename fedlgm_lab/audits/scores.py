@@ -51,7 +51,7 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """Number m of all canaries, both in and out."""
+        """Number m of all canaries, whether in the run or left out."""
         return self.inside.size + self.outside.size
 
     def split(self, seed: int | None = None) -> tuple[Scores, Scores]:

@@ -52,8 +52,9 @@ def run(
             `out`.
         on_end: called with each run when it has ended.
 
-    Returns: The reason why a run has no figures, by name of the run's folder; runs with figures are
-    not listed.
+    Returns:
+        The reason why a run has no figures, by name of the run's folder; runs with figures are not
+        listed.
 
     Raises:
         ConfigError: `out` holds a run of the same name with other settings or objects.

@@ -1,4 +1,6 @@
-"""Picture of an audit: its bounds beside the reported epsilon, and the scores behind the bounds."""
+"""The picture of an audit, which compares its bounds with the reported epsilon and shows the scores
+from which the bounds follow.
+"""
 
 from __future__ import annotations
 
