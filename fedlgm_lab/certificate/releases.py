@@ -1,11 +1,11 @@
 """Stores the releases of a run for its certificate (`run.keep_releases`).
 
 `releases/` is public. It holds the initial weights (float32) and every released sum (float64) as
-raw little-endian numbers. It also holds a chain of hashes. Each head of the chain covers the
-recipe, the code, the initial weights and the commitment to the noise, and for every release so far
-the ledger's head, the plan and the released vector. None of these values can therefore be changed
-later without detection by a party that has stored a head. `private/sums/` holds the sums before the
-noise, which only an auditor may see.
+raw little-endian numbers. The folder also holds a chain of hashes. Each head of the chain covers
+the recipe, the code, the initial weights and the commitment to the noise, and for every release so
+far the ledger's head, the plan and the released vector. None of these values can therefore be
+changed later without detection by a party that has stored a head. `private/sums/` holds the sums
+before the noise, which only an auditor may see.
 """
 
 from __future__ import annotations

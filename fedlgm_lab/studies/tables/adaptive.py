@@ -3,9 +3,9 @@ released outputs.
 
 A small federation uses the library's data, partition, mechanisms, bounded sums, noise and server
 optimizer. Only local training is reimplemented: all clients of a cohort take full-batch steps at
-once, which is several times as fast as training the clients one by one. For every method, the same
-server learning rates are searched on a separate seed, and the best rate is then run on other seeds.
-All runs have the same proven epsilon.
+once, which is several times as fast as training the clients one by one. For every method, the
+server learning rate is searched in the same way on a separate seed, and the best rate is then run
+on other seeds. All runs have the same proven epsilon.
 """
 
 from __future__ import annotations

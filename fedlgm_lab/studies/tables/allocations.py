@@ -1,7 +1,7 @@
 """Accuracy of the allocation rules on the digits federation, and the picture of the README.
 
-For every method, the same server learning rates are searched on a separate seed at epsilon = 3, and
-the best rate is then run on other seeds.
+For every method, the server learning rate is searched in the same way on a separate seed at epsilon
+= 3, and the best rate is then run on other seeds.
 """
 
 from __future__ import annotations

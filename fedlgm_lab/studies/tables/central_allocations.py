@@ -2,8 +2,8 @@
 centralised training, at a proven epsilon of 3.
 
 The runs train the CNN with 26,010 parameters on all 60,000 examples of FashionMNIST. In every cell,
-the same learning rates are searched on a separate seed, and the best rate is then run on other
-seeds.
+the learning rate is searched in the same way on a separate seed, and the best rate is then run on
+other seeds.
 """
 
 from __future__ import annotations

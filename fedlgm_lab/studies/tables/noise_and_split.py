@@ -3,8 +3,8 @@ noise over the layers.
 
 The types are independent noise with secret Poisson sampling; and independent, banded and blt noise
 with ten groups of clients that take turns in a public order. The splits are flat, uniform,
-SNR-consistent and adaptive. In every cell, the same server learning rates are searched on a
-separate seed, and the best rate is then run on other seeds.
+SNR-consistent and adaptive. In every cell, the server learning rate is searched in the same way on
+a separate seed, and the best rate is then run on other seeds.
 """
 
 from __future__ import annotations

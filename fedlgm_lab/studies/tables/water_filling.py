@@ -1,9 +1,9 @@
 """Comparison of water-filling with flat and per-layer clipping.
 
 The three rules add the same noise to the sum, and differ only in how they shorten a large update.
-All clients of a cohort are trained at once, as in `adaptive`. For every rule, the same server
-learning rates are searched over three seeds, and the best rate is then run with five other seeds.
-`real_models` makes the same comparison for models of text.
+All clients of a cohort are trained at once, as in `adaptive`. For every rule, the server learning
+rate is searched in the same way over three seeds, and the best rate is then run with five other
+seeds. `real_models` makes the same comparison for models of text.
 """
 
 from __future__ import annotations
