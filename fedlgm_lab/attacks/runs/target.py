@@ -237,9 +237,9 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All training and test examples of a data set. A federation can train on any of them. The
-    members are units, which are single examples, or clients (`ClientPool`) with all of their
-    examples.
+    """All training and test examples of a data set. A federation can train on any of these
+    examples. The members are units, which are single examples, or clients (`ClientPool`) with all
+    of their examples.
 
     Attributes:
         x: inputs [n, C, H, W].

@@ -16,7 +16,8 @@ from fedlgm_lab.reports.svg import save
 
 
 def draw_audit(result: AuditResult, path: Path) -> None:
-    """Draw bars of epsilon (whole release and layers) and histograms of the scores in and out.
+    """Draw bars of epsilon (for the complete release and for the layers), and histograms of the
+    scores of included and of left-out canaries.
 
     Raises:
         RunError: the picture cannot be written.

@@ -114,9 +114,7 @@ def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def encode(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray]:
-    """Compute the last layer's inputs [n, tokens, 384], the masks [n, tokens] and embeddings [n,
-    384].
-    """
+    """Compute last-layer inputs [n, tokens, 384], masks [n, tokens] and embeddings [n, 384]."""
     parts: dict[str, list[Tensor]] = {"hidden": [], "mask": [], "mean": []}
     for start in range(0, len(texts), 64):
         given = tokenizer(

@@ -201,7 +201,7 @@ def _cell_row(cell: Cell) -> list[str]:
 
 
 def grouped(found: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
-    """Group the cells of the map by data set and optimizer, by name of the group."""
+    """Group the cells of the map by data set and by the clients' optimizer."""
     groups = {"all": found}
     groups[f"all but {_KNOWN}"] = [cell for cell in found if cell.place[-1] != _KNOWN]
     for name, sets in _SETS.items():
