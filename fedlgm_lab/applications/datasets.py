@@ -1,5 +1,5 @@
-"""Data of the coordinate-descent and PCA experiments: tables from scikit-learn, and points in a
-random subspace.
+"""Data for coordinate descent and PCA, which are tables from scikit-learn and points in a random
+subspace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`fedlgm certify`, `fedlgm anchor` and `fedlgm verify`. Heavy imports happen inside."""
+"""`fedlgm certify`, `fedlgm anchor` and `fedlgm verify`, whose functions make slow imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `fedlgm recommend` command. Heavy imports happen inside."""
+"""The `fedlgm recommend` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from fedlgm.training.tasks import Task
 from simulations.config.assembly import Assembly
 
 CLIENTS = 48
-"""Largest number of clients that are trained at a stage."""
+"""Largest number of clients that are trained at a stage of the warm-up."""
 
 
 class Units(ABC):

@@ -1,4 +1,4 @@
-"""The `fedlgm statement` command. Heavy imports happen inside."""
+"""The `fedlgm statement` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `fedlgm study` and `fedlgm compare`. Heavy imports happen inside."""
+"""The commands `fedlgm study` and `fedlgm compare`. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class Case:
         return min(1.0, len(self.differences) * min(p_at(tested, end) for tested in reversed_steps))
 
     def p_level(self) -> float:
-        """Compute the p-value of the hypothesis that the difference is at least the margin, so that
-        rejection makes it level; 1 if the estimate is not within the margin.
+        """Compute the p-value of the hypothesis that the difference is at least the margin, whose
+        rejection shows that the difference is level; 1 if the estimate is not within the margin.
         """
         if not self.margin or abs(self.shown.mean) >= self.margin:
             return 1.0

@@ -1,4 +1,4 @@
-"""The `fedlgm tune` command. Heavy imports happen inside."""
+"""The `fedlgm tune` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""`fedlgm attack`: attacks that measure what a federation leaks. Heavy imports happen inside the
-commands.
+"""`fedlgm attack`: attacks that measure what a federation leaks.
+
+Slow imports are made inside the commands.
 """
 
 from __future__ import annotations

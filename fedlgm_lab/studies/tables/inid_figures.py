@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of the i.n.i.d. noise paper, from closed forms."""
+"""Figures 1 to 4 of the i.n.i.d. noise paper, computed from closed forms."""
 
 from __future__ import annotations
 

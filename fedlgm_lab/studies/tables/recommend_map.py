@@ -41,9 +41,9 @@ ORDER = (
     "scored", "rank correlation", "95 % interval", "two halves of the seeds", "ceiling",
     "over all pairs",
 )  # fmt: skip
-"""Header of the cells of `correlations`."""
+"""Column titles of the cells that `correlations` makes."""
 OUTCOME = ("pairs", "mean change", "changes", "gains", "interval above 0", "interval below 0")
-"""Header of the cells of `outcome`."""
+"""Column titles of the cells that `outcome` makes."""
 
 
 class Cell(NamedTuple):

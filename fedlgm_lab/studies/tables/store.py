@@ -206,7 +206,7 @@ def against(values: pd.Series, reference: pd.Series) -> Difference:
 
 
 CHANGE = ("change", "95 % interval", "p")
-"""Header of the cells of `change`."""
+"""Column titles of the cells that `change` makes."""
 
 
 def change(values: pd.Series, reference: pd.Series) -> list[str]:
