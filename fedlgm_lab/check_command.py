@@ -1,4 +1,4 @@
-"""The `fedlgm check` command. Heavy imports happen inside."""
+"""The `fedlgm check` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of this package, for `fedlgm`. Heavy imports happen inside."""
+"""The commands of this package, for `fedlgm`. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

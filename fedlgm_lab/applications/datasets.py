@@ -1,5 +1,5 @@
-"""Data of the coordinate-descent and PCA experiments: tables from scikit-learn, and points in a
-random subspace.
+"""Data for coordinate descent and PCA, which are tables from scikit-learn and points in a random
+subspace.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_tabular(name: str, *, scaling: str = "range") -> TabularData:
     """
     check_known("data set", name, _SETS)
     check_known("scaling", scaling, _SCALES)
-    from sklearn import datasets  # takes a second
+    from sklearn import datasets  # imported here, because the import is slow
 
     loader, options, classification = _SETS[name]
     try:

@@ -5,8 +5,8 @@ The unit of privacy is a row: `pca.covariance_sum` bounds every row's share, so 
 no further bound. If entries are clipped, the matrix is released as two layers, "diagonal" and
 "off-diagonal", each with the bound that the clipping gives it. If rows are bounded as a whole, a
 pair of per-layer bounds would be too loose, because a row that is large on the diagonal is small
-above it. The upper triangle is then one layer. Its units are those in which all entries have the
-same noise, and its bound is the row's norm in these units.
+above it. The upper triangle is then one layer. Its entries are scaled such that all have the same
+noise, and its bound is the norm of a row's share at this scale.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 train a model.
 
 A run's folder holds settings.toml, metrics.jsonl, ledger.sqlite, result.json and a picture. Figures
-that compare with the non-private optimum use the data without protection. They are therefore
-diagnostics for a simulation, and the result lists them under "diagnostics".
+that compare with the non-private optimum use the data without protection. They are diagnostics for
+a simulation: the result lists them under "diagnostics", and metrics.jsonl and the picture also show
+them.
 """
 
 from __future__ import annotations
@@ -260,7 +261,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             CovarianceSums(plan),
             layers,
             RowSource.deal(x, np.zeros(rows), settings.clients, keys),
-            # This undoes the mean: the "model" is the released sum.
+            # the rate undoes the division by the clients, so the "model" is the released sum
             ServerOptimizer("sgd", float(settings.clients)),
             rounds=1,
             relation=plan.guarantee.relation,

@@ -84,10 +84,10 @@ class Settings(Section):
 
 
 class DescentSettings(Settings):
-    """`fedlgm apply coordinate-descent`.
+    """Settings of `fedlgm apply coordinate-descent`.
 
     Attributes:
-        data: set of `applications.datasets`.
+        data: name of a data set of `fedlgm_lab.applications.datasets`.
         scaling: scaling of the set.
         rule: allocation of a pass's budget to the coordinates.
         family: law of the noise.
@@ -115,7 +115,7 @@ class DescentSettings(Settings):
 
 
 class PcaSettings(Settings):
-    """`fedlgm apply pca`.
+    """Settings of `fedlgm apply pca`.
 
     Attributes:
         data: "synthetic" (`fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).

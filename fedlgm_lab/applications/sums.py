@@ -23,8 +23,8 @@ _GRAM_LEAF = 1024
 
 
 def sum_rows(values: Array) -> Array:
-    """Sum over the first axis, [n, ...] to [...], in groups of 128: at most 128 additions for each
-    factor of 128 in n.
+    """Sum over the first axis, [n, ...] to [...], in groups of 128, so that a value passes through
+    at most 128 additions for each factor of 128 in n.
 
     Example:
         >>> sum_rows(np.ones((1000, 2))).tolist()
@@ -40,8 +40,8 @@ def sum_rows(values: Array) -> Array:
 
 
 def gram(x: Array) -> Array:
-    """x^T x, [n, M] to [M, M], by halves down to 1024 rows: a value passes through at most 1024 +
-    log2(n) additions.
+    """Compute x^T x, [n, M] to [M, M], by recursive division down to 1024 rows, so that a value
+    passes through at most 1024 + log2(n) additions.
     """
     if len(x) <= _GRAM_LEAF:
         return np.asarray(x.T @ x)

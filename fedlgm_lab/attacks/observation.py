@@ -1,4 +1,4 @@
-"""An attacker's view of one client's update."""
+"""What an attacker sees of one client's update."""
 
 from __future__ import annotations
 

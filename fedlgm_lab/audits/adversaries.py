@@ -23,8 +23,8 @@ from fedlgm_lab.audits.result import AdversaryRow
 from fedlgm_lab.audits.subject import Subject
 
 _NUMBERS = 20_000
-"""Least number of coordinates of noise that are measured. From this many coordinates, the standard
-deviation is known to within about 2 % at confidence 0.999.
+"""Least number of coordinates of noise that are measured. This number determines the standard
+deviation to within about 2 % at confidence 0.999.
 """
 
 

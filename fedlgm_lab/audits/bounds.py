@@ -73,7 +73,7 @@ def one_run_p_value(
 
     Args:
         canaries: number m of canaries; for each canary, a separate fair coin decides whether it is
-            in.
+            included.
         guesses: number r <= m of canaries for which a guess is made.
         correct: number v of correct guesses.
         epsilon: epsilon >= 0 under which the probability is bounded.
@@ -187,11 +187,11 @@ def epsilon_one_run(
     seed: int | None = 0,
 ) -> float:
     """Compute a lower bound on epsilon from one run, by guessing that the canaries whose score is
-    at least the threshold were in.
+    at least the threshold were included.
 
     Args:
-        scores: scores of m canaries. For each canary a separate fair coin decides whether it is in.
-            A canary's score depends only on the release.
+        scores: scores of m canaries. For each canary, a separate fair coin decides whether it is
+            included. A canary's score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
         threshold: the threshold; None chooses it on one half of the scores and evaluates it on the

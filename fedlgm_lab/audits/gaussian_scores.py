@@ -80,12 +80,12 @@ def noise_ratio(
     planned has the value 1. A release with the value r costs as much as the planned release with
     its noise divided by r.
 
-    The least-squares slope over its standard error has a noncentral t law, which the bound inverts.
-    The bound is exact for independent Gaussian noise.
+    The ratio of the least-squares slope to its standard error has a noncentral t law, which the
+    bound inverts. The bound is exact for independent Gaussian noise.
 
     Args:
         observed: canary-aligned sums in units of the planned noise, [n].
-        planned: planned signal of each observation, 0 for a canary that is out, [n].
+        planned: planned signal of each observation, 0 for a canary that is left out, [n].
         confidence: in (0.5, 1).
         noise: what else is known of the noise; by default the sums are assumed to be independent.
 
@@ -152,12 +152,12 @@ def seen_degrees(overlap: Array, canaries: int) -> float:
 
 
 def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
-    """Compute a lower bound on mu, the distance between the means of scores in and out, in standard
-    deviations of their Gaussian noise.
+    """Compute a lower bound on mu, the distance between the mean scores of included and of left-out
+    canaries, in standard deviations of the scores' Gaussian noise.
 
-    The noise has the same unknown variance for canaries that are in and for canaries that are out.
-    The bound therefore inverts the noncentral t law of the two-sample t statistic. A release with
-    such a mu has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
+    The noise has the same unknown variance for included and for left-out canaries. The bound
+    therefore inverts the noncentral t law of the two-sample t statistic. A release with such a mu
+    has epsilon = `privacy.gaussian_epsilon(mu, delta)`.
 
     Args:
         scores: independent scores with Gaussian noise.
@@ -167,8 +167,8 @@ def gaussian_shift(scores: Scores, confidence: float = CONFIDENCE) -> float:
         The bound, at least 0; `inf` where there is no noise at all.
 
     Raises:
-        ConfigError: the confidence is outside its range, or there are fewer than two scores in or
-            out.
+        ConfigError: the confidence is outside its range, or there are fewer than two included or
+            two left-out canaries.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -1,8 +1,7 @@
-"""Division of the level of an audit, 1 - confidence, among all statements that can make the audit
-fail.
+"""Divides the level of an audit, 1 - confidence, among all statements that can make the audit fail.
 
 An audit of canaries fails if one of several bounds exceeds the reported figure, or if a check of
-the noise fails. Each of these statements has a level of its own, and the levels add up to at most
+the noise fails. Each of these statements has a separate level, and these levels add up to at most
 the level of the audit. By the union bound, a release that is as reported therefore fails with
 probability at most 1 - confidence. Checks without statistics (whitened sensitivity, plan purity,
 noise on the ledger) need no level. An audit by guesses ("one-run") makes a single statement, which

@@ -1,5 +1,5 @@
-"""Audit of one run by its canaries: bounds from whole releases and single layers, checks of the
-noise.
+"""Audits a run by its canaries, with bounds from complete releases and from single layers, and with
+checks of the noise.
 
 The level of such an audit is divided among all statements that can make it fail (see `level`).
 """

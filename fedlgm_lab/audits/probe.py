@@ -1,5 +1,5 @@
-"""Deterministic checks without noise: how far one client moves the whitened sum, and whether the
-client's data change the plan.
+"""Deterministic checks without noise, which measure how far one client moves the whitened sum and
+whether the client's data change the plan.
 
 The checks need no statistics and take milliseconds. They assume that the noise follows the plan,
 which the other audits test.

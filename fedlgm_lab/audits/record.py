@@ -1,4 +1,4 @@
-"""What canaries observed in a run, from which the bounds of an audit are computed."""
+"""The canaries' observations in a run, from which the bounds of an audit are computed."""
 
 from __future__ import annotations
 

@@ -152,8 +152,8 @@ class AuditResult:
         observations: number of scores from which the bound is computed.
         layers: one row per layer, if the method examines layers.
         checks: further conditions that must hold.
-        scores: scores of canaries or trials that were in ("inside") and out ("outside"), for
-            pictures.
+        scores: scores of canaries or trials that were included ("inside") and left out ("outside"),
+            for pictures.
         adversaries: one row per adversary, if the guarantee states several epsilons.
         seconds: wall-clock time of the audit.
     """

@@ -25,8 +25,8 @@ class Scores:
     """Scores of canaries.
 
     Attributes:
-        inside: scores of canaries that were in, [n].
-        outside: scores of canaries that were left out, [k].
+        inside: scores of the canaries that were included in the run, [n].
+        outside: scores of the canaries that were left out, [k].
 
     Raises:
         ConfigError: the scores are not a list of numbers, are empty, or contain NaN.
@@ -51,11 +51,11 @@ class Scores:
 
     @property
     def count(self) -> int:
-        """Number m of all canaries, both in and out."""
+        """Number m of all canaries, whether in the run or left out."""
         return self.inside.size + self.outside.size
 
     def split(self, seed: int | None = None) -> tuple[Scores, Scores]:
-        """Divide the scores in and the scores out at random into two halves.
+        """Divide the scores of included and of left-out canaries at random into two halves.
 
         Raises:
             ConfigError: a half would be empty.
@@ -76,7 +76,8 @@ class Scores:
         """Find the thresholds at the corners of the concave hull of the ROC curve.
 
         Returns:
-            The thresholds, and the numbers of scores out and of scores in below each threshold.
+            The thresholds, and the numbers of left-out and of included canaries with a score below
+            each threshold.
         """
         thresholds = np.append(np.union1d(self.inside, self.outside), np.inf)
         missed = np.searchsorted(np.sort(self.inside), thresholds, side="left")

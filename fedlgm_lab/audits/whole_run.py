@@ -12,9 +12,9 @@ audit uses one of two bounds:
   This sum is the adversary's best test, and the bound is valid for any Gaussian noise. For a sound
   run the bound is used only if the check fails by chance, so it needs no level of its own.
 
-Each is a lower bound on the signal-to-noise ratio over the planned ratio. The audit reports the
-epsilon of the run with its noise divided by the bound. The audit assumes that participation and
-sampling are as planned.
+Both are lower bounds on the quotient of the actual and the planned signal-to-noise ratio. The audit
+reports the epsilon of the run with its noise divided by the bound. The audit assumes that
+participation and sampling are as planned.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Level 2: an auditor opens the commitment, draws the noise again and subtracts it from the
-releases.
+"""Level 2 of the checks: an auditor opens the commitment, draws the noise again and subtracts it
+from the releases.
 
-The auditor sees the sums without noise, so it must be trusted as the server is. The noise of a
-release depends on the release's sum (see `fedlgm.noise.release.Noising`), so the operator's private
-folder holds the sums.
+The auditor sees the sums without noise, so the auditor must be as trusted as the server. The noise
+of a release depends on the release's sum (see `fedlgm.noise.release.Noising`), so the auditor needs
+the sums, which are in the run's folder `private/`.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Levels:
-    """Level of each statement that can fail by chance, for a whole audit.
+    """Levels of the tests of an audit that an honest run can fail by chance.
 
-    By the union bound, an honest run is refused with probability at most 1 - confidence: one half
-    of this probability is for the slopes of all layers and rounds, the other half for the sizes of
-    the cohorts of all rounds.
+    By the union bound, an honest run is refused with a probability of at most 1 - confidence. One
+    half of this probability is divided among the slopes of all layers and rounds, and the other
+    half among the cohort sizes of all rounds.
 
     Attributes:
-        slope: level of one layer's slope in one round, two-sided.
-        cohort: level of one round's number of participants.
+        slope: level of the two-sided test of a layer's slope in a round.
+        cohort: level of the bound on a round's number of participants.
 
     Example:
         >>> Levels.of(0.99, layers=5, rounds=10).cohort
@@ -71,14 +71,14 @@ class Levels:
 
     @classmethod
     def of(cls, confidence: float, layers: int, rounds: int) -> Levels:
-        """Levels of an audit of so many layers and rounds."""
+        """Compute the levels for an audit of this number of layers and rounds."""
         half = round(1 - confidence, 12) / 2
         return cls(half / (layers * rounds), half / rounds)
 
 
 @dataclass(frozen=True)
 class Audited:
-    """The outcome of a level-2 check that holds.
+    """The outcome of a level-2 audit whose checks all hold.
 
     Attributes:
         confidence: least probability with which an honest run passes.
@@ -91,7 +91,7 @@ class Audited:
     error: float
 
     def lines(self) -> list[str]:
-        """The outcome in sentences."""
+        """Describe the outcome in sentences."""
         return [
             (
                 f"Level 2 holds: in each of {self.rounds} rounds and every layer, the release is a "
@@ -103,11 +103,11 @@ class Audited:
 
 
 def audit(case: Case, private: Path, confidence: float = CONFIDENCE) -> Audited:
-    """Make the checks 15 to 18.
+    """Make checks 15 to 18 of a certificate.
 
     Args:
         case: a certificate that passed level 1, with its releases.
-        private: the run's private folder, with `opening.json` and `sums/`.
+        private: the run's folder `private/`, with `opening.json` and `sums/`.
         confidence: probability with which an honest run must pass.
 
     Raises:
@@ -201,24 +201,24 @@ def check_release(
     backend: NoiseBackend = "cpu",
     run_noise: RunNoise | None = None,
 ) -> float:
-    """Checks 16 to 18 of one release.
+    """Make checks 16 to 18 of one release.
 
     Args:
         plan: the round's plan.
         ring: ring of the run's keys.
         number: number of the round.
-        key: name of the noise, as charged.
-        exact: the sum before noise, which the operator states, float64 [plan.size].
+        key: name of the noise in the ledger's charge.
+        exact: the sum before noise, from the operator's files, float64 [plan.size].
         released: the released sum, float64 [plan.size].
-        levels: levels of the statements that can fail by chance.
+        levels: levels of the tests that can fail by chance.
         backend: generator of the noise.
-        run_noise: noise of the earlier rounds, if noise is correlated over the rounds.
+        run_noise: noise of the earlier rounds, if the noise is correlated over the rounds.
 
     Returns:
         The largest standard error of a layer's slope.
 
     Raises:
-        Refused: the message names check, round and layer.
+        Refused: a check does not hold; the message names the check, the round and the layer.
     """
     if len(released) != plan.size or not np.isfinite(released).all():
         raise Refused(13, f"the release of round {number} must have {plan.size} finite numbers")
@@ -235,8 +235,8 @@ def check_release(
         place += part.size
         step, where = grid_step(part.sigma), f"layer {part.name} of round {number}"
         rest = v - z
-        # A sum may depend on the noise of earlier rounds. If noise is correlated, it then also
-        # depends on the noise of this round.
+        # A sum may depend on the noise of earlier rounds. If the noise is correlated over the
+        # rounds, the sum then also depends on the noise of this round.
         if plan.family == "gaussian" and plan.facts.noise is None:
             errors.append(_check_slope(z, rest, levels.slope, where))
         if np.abs(rest - x).max(initial=0.0) > step * _ROUNDING:
@@ -253,8 +253,8 @@ def check_release(
 
 
 def _check_slope(z: np.ndarray, rest: np.ndarray, level: float, where: str) -> float:
-    """Refuse a layer whose release, without the noise, is not independent of the noise; returns the
-    slope's error.
+    """Refuse a layer whose release, without the noise, is not independent of the noise. Return the
+    standard error of the slope.
 
     The slope of v on z is 1 + r |rest| / |z|, where r is the cosine between rest and z. The
     direction of Gaussian noise is uniform, so for an honest release r^2 has a Beta(1/2, (d - 1)/2)
@@ -275,7 +275,7 @@ def _check_slope(z: np.ndarray, rest: np.ndarray, level: float, where: str) -> f
 
 
 def _largest_cohort(plan: ReleasePlan, level: float) -> int:
-    """Number of participants that a round exceeds with at most this probability."""
+    """Return a number of participants that a round exceeds with at most this probability."""
     sampling = plan.facts.sampling
     if sampling.scheme in ("fixed", "min-separation"):
         return round(sampling.expected)

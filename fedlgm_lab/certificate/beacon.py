@@ -1,5 +1,5 @@
-"""The commitment to a run's noise, the beacon that answers it, and the root that follows from
-both.
+"""The commitment to a run's noise, the beacon that an auditor draws after the commitment, and the
+root of the noise keys, which follows from both.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from fedlgm.privacy.chain import digest
 
 
 def commitment_of(root: bytes, nonce: bytes) -> str:
-    """The public commitment to a secret root, in hexadecimal; it is published before the beacon.
+    """Compute the public commitment to a secret root, in hexadecimal. The commitment is published
+    before the beacon is drawn.
 
     Args:
         root: 32 secret bytes.
-        nonce: 32 secret bytes, without which nobody can try roots.
+        nonce: 32 secret bytes, which prevent others from finding the root by trial.
 
     Example:
         >>> commitment_of(bytes(32), bytes(32))[:8]
@@ -24,8 +25,8 @@ def commitment_of(root: bytes, nonce: bytes) -> str:
 
 
 def noise_root(root: bytes, beacon: bytes) -> int:
-    """The root of a run's keys: BLAKE2b of root and beacon, 128 bits. Neither the operator nor the
-    auditor can pick this root alone.
+    """Compute the root of a run's keys, which is BLAKE2b of the secret root and the beacon, 128
+    bits. Neither the operator nor the auditor can choose it alone.
 
     Example:
         >>> noise_root(bytes(32), bytes(32)) == noise_root(bytes(32), b"1" * 32)
@@ -35,7 +36,8 @@ def noise_root(root: bytes, beacon: bytes) -> int:
 
 
 def beacon_text(commitment: str, beacon: str) -> bytes:
-    r"""The bytes that an auditor signs to say that it drew this beacon after it saw the commitment.
+    r"""Return the bytes by whose signature an auditor confirms that it drew this beacon after it
+    saw the commitment.
 
     Example:
         >>> beacon_text("ab", "cd")

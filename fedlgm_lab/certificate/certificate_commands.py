@@ -1,4 +1,4 @@
-"""`fedlgm certify`, `fedlgm anchor` and `fedlgm verify`. Heavy imports happen inside."""
+"""`fedlgm certify`, `fedlgm anchor` and `fedlgm verify`, whose functions make slow imports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def anchor(
     ] = None,
     new_key: _NewKeyOption = False,
 ) -> None:
-    """Sign a head of somebody's run as its witness, or answer its commitment with a beacon."""
+    """Sign a head of another party's run as a witness, or answer the run's commitment with a
+    beacon.
+    """
     from fedlgm_lab.certificate import signing
 
     if new_key:

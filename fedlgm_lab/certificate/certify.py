@@ -1,4 +1,4 @@
-"""Issues the certificate of a finished run that kept its releases."""
+"""Issues the certificate of a finished run whose releases are stored."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def certify(
     Args:
         run: run folder.
         key: PEM file of the operator's private key (Ed25519).
-        out: file to write; default: `certificate.json` in the run folder.
-        anchors: signed heads of the run's releases, from witnesses. They are added to the heads
-            that the run's nodes have signed (`releases/anchors.jsonl`).
+        out: certificate to write; default: `certificate.json` in the run folder.
+        anchors: heads of the run's chain of releases, signed by witnesses. The certificate also
+            contains the heads that the run's nodes have signed (`releases/anchors.jsonl`).
 
     Returns:
-        The certificate's file. The model's file is `model.safetensors` in the run folder.
+        The path of the certificate. The model's file is `model.safetensors` in the run folder.
 
     Raises:
-        ConfigError: the recipe did not keep releases, or the key is not an Ed25519 key.
-        RunError: the run is not finished or has no certificate, or `out` is another file or cannot
-            be written; the message gives the reason.
+        ConfigError: the run did not store its releases, or the key is not an Ed25519 key.
+        RunError: the run is not finished or cannot have a certificate, `out` exists and is not a
+            certificate, or `out` cannot be written; the message gives the reason.
         LedgerError: the ledger is damaged, or does not match the run.
     """
     folder, signer = RunFolder.open(run), load_key(Path(key))
@@ -81,7 +81,7 @@ def certify(
 
 
 def _of_nodes(folder: RunFolder) -> list[dict[str, Any]]:
-    """Anchors that the nodes of a deployment have signed."""
+    """Read the anchors that the nodes of a deployment have signed."""
     file = folder.path / "releases" / "anchors.jsonl"
     return read_anchors(file) if file.is_file() else []
 
@@ -159,7 +159,7 @@ def _check_entries(entries: list[dict[str, Any]], planned: int) -> None:
 
 
 def _round_up(value: float) -> float:
-    """A number with six digits that is not below the value, so that other machines agree."""
+    """Round a value up to six digits, so that machines whose rounding differs confirm it."""
     if value == 0:
         return 0.0
     scale = 10.0 ** (_DIGITS - 1 - math.floor(math.log10(value)))
@@ -168,7 +168,7 @@ def _round_up(value: float) -> float:
 
 
 def _arithmetic(case: Case) -> str:
-    """The rounding with which the releases reproduce the run's model."""
+    """Find the rounding with which the releases reproduce the run's model."""
     for arithmetic in ARITHMETIC:
         case.predicate["arithmetic"] = arithmetic
         try:

@@ -1,9 +1,9 @@
-"""The commitment of a run to its noise, before an auditor draws the beacon.
+"""Commits a run to its noise before an auditor draws the beacon.
 
 The root of a run's keys follows from a secret root of the operator and from a beacon. The operator
 first publishes a hash of the root and only then sees the beacon, so neither the operator nor the
-auditor can pick the noise. The secret root stays in the run's private folder after the run, for the
-auditor.
+auditor can choose the noise. After the run, the secret root remains in the run's folder `private/`,
+for the auditor.
 """
 
 from __future__ import annotations
@@ -24,31 +24,32 @@ from simulations.config.recipe import Recipe
 
 _POLL = 0.2  # seconds
 OPERATOR = "operator"
-"""Source of a beacon that no auditor drew."""
+"""Source of a beacon that the operator has drawn, because there was no auditor."""
 
 
 class Commitment:
     """The secret root, its public commitment and the beacon of one run.
 
     Args:
-        path: the private file, which holds root, nonce and beacon.
-        public: the file that holds the commitment.
+        path: the secret file, which holds the root, the nonce and the beacon.
+        public: the public file, which holds the commitment.
     """
 
     def __init__(self, path: Path, public: Path) -> None:
         self.path, self.public = path, public
 
     def settle(self, beacon: Path | None, seconds: float) -> None:
-        """Commit to a root, and wait for the beacon; a settled commitment is unchanged.
+        """Commit to a root, and wait for the beacon. A commitment that already has its beacon does
+        not change.
 
         Args:
-            beacon: file in which the auditor answers; None draws a beacon here, which an auditor
-                will not accept.
-            seconds: longest time to wait for a missing file.
+            beacon: file into which the auditor writes the beacon. If None, the operator draws the
+                beacon, which an auditor will not accept.
+            seconds: longest time to wait for this file.
 
         Raises:
-            RunError: no answer arrived, the answer is not to this commitment, or the secret root is
-                missing.
+            RunError: no beacon arrived, the beacon is not signed for this commitment, or the secret
+                root is missing.
         """
         if not self.path.is_file():
             if self.public.is_file():
@@ -79,15 +80,15 @@ class Commitment:
 
     @property
     def statement(self) -> dict[str, str]:
-        """The public values of a settled commitment: the commitment, and the beacon with its
-        source.
+        """The public values of a commitment that has its beacon: the commitment, and the beacon
+        with its source and signature.
         """
         raw = self._read()
         public = {name: raw[name] for name in ("beacon", "by", "signature")}
         return {"commitment": self.commitment} | public
 
     def root(self) -> int:
-        """The root of the run's keys."""
+        """Compute the root of the run's keys."""
         raw = self._read()
         return noise_root(bytes.fromhex(raw["root"]), bytes.fromhex(raw["beacon"]))
 
@@ -118,15 +119,15 @@ class Commitment:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a file has its last line; a file that is being written may have none."""
+    """Tell whether a file ends with a complete line; a file that is still being written may not."""
     return path.is_file() and path.read_bytes().endswith(b"\n")
 
 
 def read_beacon(path: Path, commitment: str) -> dict[str, str]:
-    """An auditor's signed answer to a commitment: beacon, public key and signature.
+    """Read an auditor's signed answer to a commitment: beacon, public key and signature.
 
     Raises:
-        RunError: the file holds no such answer.
+        RunError: the file holds no signed answer to this commitment.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -145,12 +146,13 @@ def read_beacon(path: Path, commitment: str) -> dict[str, str]:
 
 
 def commitment_in(folder: Path) -> Commitment:
-    """The commitment of the run in a folder."""
+    """Return the commitment of the run in a folder."""
     return Commitment(folder / "private" / "opening.json", folder / "releases" / "commitment.txt")
 
 
 def commits(recipe: Recipe) -> bool:
-    """Whether the server of a run commits to its noise: it adds the noise, and no seed is public.
+    """Tell whether the server of a run commits to its noise. It does if it adds the noise and the
+    run has no public seed.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -161,12 +163,12 @@ def commits(recipe: Recipe) -> bool:
 
 
 def settled_root(folder: Path, recipe: Recipe) -> Callable[[], int] | None:
-    """A function for the root of a run's keys, after the run has committed to it; None for a run
-    that does not commit to its noise.
+    """Commit a run to its noise, and return a function that computes the root of the run's keys;
+    None for a run that does not commit to its noise.
 
     Args:
         folder: the run's folder.
-        recipe: its recipe.
+        recipe: the run's recipe.
 
     Raises:
         RunError: see `Commitment.settle`.

@@ -1,11 +1,11 @@
-"""The releases that a run keeps for its certificate (`run.keep_releases`).
+"""Stores the releases of a run for its certificate (`run.keep_releases`).
 
 `releases/` is public. It holds the initial weights (float32) and every released sum (float64) as
-raw little-endian numbers. It also holds a chain of hashes. Each head of the chain covers the
-recipe, the code, the initial weights and the commitment to the noise. For every release so far it
-also covers the ledger's head, the plan and the released vector. A head that somebody else keeps
-therefore fixes all of these values. `private/sums/` holds the sums before the noise, which only an
-auditor may see.
+raw little-endian numbers. The folder also holds a chain of hashes. Each head of the chain covers
+the recipe, the code, the initial weights and the commitment to the noise, and for every release so
+far the ledger's head, the plan and the released vector. None of these values can therefore be
+changed later without detection by a party that has stored a head. `private/sums/` holds the sums
+before the noise, which only an auditor may see.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VERSIONS = ("fedlgm", "dp-accounting", "torch", "numpy")
 
 
 def round_file(round: int) -> str:
-    """Name of a round's file of numbers.
+    """Return the name of the file with a round's vector.
 
     Example:
         >>> round_file(7)
@@ -46,7 +46,7 @@ def round_file(round: int) -> str:
 
 
 def layer_records(layers: LayerTable) -> list[Any]:
-    """[layer, size, [[tensor, size], ...]] of each layer, in the order of the flat model.
+    """Describe each layer as [layer, size, [[tensor, size], ...]], in the order of the flat model.
 
     Example:
         >>> layer_records(LayerTable.from_sizes({"a": 4, "b": 1}))
@@ -59,15 +59,15 @@ def layer_records(layers: LayerTable) -> list[Any]:
 
 
 class ReleaseLog:
-    """The kept releases of a run; a `ReleaseKeeper`.
+    """The stored releases of a run; a `ReleaseKeeper`.
 
     Args:
         folder: the run's folder.
-        ledger: the run's ledger, in which a release is charged before it is kept; None only reads
-            kept releases.
+        ledger: the run's ledger, in which a release is charged before it is stored; None if stored
+            releases are only read.
 
     Attributes:
-        rows: the start of the chain, and one row for each kept release.
+        rows: the start of the chain, and one row for each stored release.
     """
 
     def __init__(self, folder: Path, ledger: Ledger | None = None) -> None:
@@ -84,10 +84,10 @@ class ReleaseLog:
             owner: identity of the ledger.
             module: the initial model.
             layers: layers of the model.
-            noise: commitment and beacon; None if the seed is public, or the clients add the noise.
+            noise: commitment and beacon; None if the seed is public or the clients add the noise.
 
         Raises:
-            RunError: the run was begun with other weights, code or commitment.
+            RunError: the run began with other weights, other code or another commitment.
         """
         weights = layers.flatten(module).numpy().astype("<f4").tobytes()
         trained = {slot.name for layer in layers.layers for slot in layer.slots}
@@ -103,7 +103,7 @@ class ReleaseLog:
         }
         head = chain.first_head(start)
         if self.rows:
-            self.chain.truncate(2**62)  # a row that a crash cut short
+            self.chain.truncate(2**62)  # remove a row that a crash has cut short
             if self.rows[0]["head"] != head:
                 raise RunError(
                     f"{self.chain.path} was begun with other code, weights or another commitment: "
@@ -123,11 +123,13 @@ class ReleaseLog:
         key: str | None = None,
         exact: Tensor | None = None,
     ) -> None:
-        """See `ReleaseKeeper.keep`. A release that is repeated with the same bits is kept once."""
+        """Store a release (see `ReleaseKeeper.keep`). A release that is repeated bit by bit is
+        stored once.
+        """
         assert self._ledger is not None
         released = noisy.cpu().numpy().astype("<f8").tobytes()
-        # Plans of correlated rounds differ only in their position, which is the position of the
-        # round.
+        # Plans of rounds with correlated noise differ only in their position, which follows from
+        # the number of the round.
         text = replace(plan, position=None).to_json()
         record: dict[str, Any] = {
             "round": round,
@@ -156,7 +158,8 @@ class ReleaseLog:
 
 
 def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> ReleaseLog:
-    """The log of a run that begins or continues; its root is settled (see `settled_root`).
+    """Open the log of a run that begins or continues, after the run has committed to its noise (see
+    `settled_root`).
 
     Args:
         assembly: the run's objects.
@@ -176,6 +179,6 @@ def release_log(assembly: Assembly, folder: RunFolder, ledger: Ledger) -> Releas
 
 
 def _hash(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's numbers as they are stored."""
+    """Compute the SHA-256 of a tensor's numbers as they are stored."""
     data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(data.numpy().tobytes()).hexdigest()

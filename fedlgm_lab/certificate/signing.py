@@ -49,10 +49,10 @@ def create_key(path: Path) -> Path:
 
 
 def load_key(path: Path) -> Ed25519PrivateKey:
-    """The private key in a PEM file.
+    """Load the private key in a PEM file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the file holds no Ed25519 private key, or cannot be read.
     """
     try:
         key = load_pem_private_key(path.read_bytes(), None)
@@ -65,16 +65,16 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
 
 def public_hex(key: Ed25519PrivateKey) -> str:
-    """The public key, in hexadecimal."""
+    """Return the public key of a private key, in hexadecimal."""
     return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
 
 def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
-    """A witness's anchor for "ROUND:HEAD", or an auditor's beacon for "commitment:HASH".
+    """Make a witness's anchor from "ROUND:HEAD", or an auditor's beacon from "commitment:HASH".
 
-    The same key answers the same commitment with the same beacon, so an operator cannot ask for
-    several beacons and choose one. Ed25519 signatures are deterministic, and nobody knows a
-    signature before the auditor shows it.
+    A key gives the same beacon each time for the same commitment, so an operator cannot ask for
+    several beacons and choose one of them. The beacon is derived from an Ed25519 signature, which
+    is deterministic and which nobody can predict without the auditor's key.
 
     Raises:
         ConfigError: the text has neither form.
@@ -100,10 +100,10 @@ def sign_head(text: str, key: Ed25519PrivateKey) -> dict[str, Any]:
 
 
 def read_anchors(path: Path) -> list[dict[str, Any]]:
-    """The anchors in a file, one JSON object per line.
+    """Read the anchors in a file with one JSON object per line.
 
     Raises:
-        ConfigError: a line is no anchor.
+        ConfigError: a line is not an anchor, or the file cannot be read.
     """
     anchors = []
     try:

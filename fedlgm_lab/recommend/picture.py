@@ -1,4 +1,4 @@
-"""Scores drawn as bars of text."""
+"""Draws scores as bars of text."""
 
 from __future__ import annotations
 

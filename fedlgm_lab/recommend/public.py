@@ -1,4 +1,6 @@
-"""Public examples for the advice: given by the caller, a recipe's test examples, or synthetic."""
+"""Public examples for the advice, which the caller gives, a recipe's test set holds, or are
+synthetic.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `fedlgm recommend` command. Heavy imports happen inside."""
+"""The `fedlgm recommend` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def recommend(
 
 
 def tables(found: Advice) -> Group:
-    """Tables of rules and layers, a picture, and the advice."""
+    """Lay out the tables of rules and layers, a picture of the scores, and the advice."""
     from rich.markup import escape
     from rich.text import Text
 

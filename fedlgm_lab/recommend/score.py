@@ -1,10 +1,10 @@
-"""Ratio of progress to noise of every rule at one model.
+"""Scores rules at a model by the ratio of progress to noise.
 
 A round moves the model by eta (m + e), where m is the mean of the bounded contributions and e is
 noise of standard deviation sigma_l / (q N) in layer l. To second order the loss changes by eta g.m
 + eta^2 / 2 (m'Hm + sum_l trace(H_l) (sigma_l / (q N))^2). If noise outweighs the term m'Hm, the
-best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q N))^2). Up to the factor 2 this is the
-score of a rule.
+best eta gains (g.m)^2 / (2 sum_l trace(H_l) (sigma_l / (q N))^2). Up to the factor 1/2, this gain
+is the score of a rule.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedlgm_lab.recommend.units import gradient_of
 from simulations.config.assembly import Assembly
 
 _STEP = 1e-3
-"""Length of the difference for second derivatives, per coordinate."""
+"""Length per coordinate of the step in the finite differences for second derivatives."""
 _LEAST = 1e-3
 """Least curvature of a layer as a share of the mean over the layers, because estimates may be
 negative."""
@@ -63,14 +63,14 @@ class Landscape:
         self._y = torch.from_numpy(assembly.data.dataset.test_y[rows])
 
     def metrics(self, model: Tensor) -> dict[str, float]:
-        """The task's figures of a model [D]."""
+        """Measure the task's metrics of a model [D]."""
         from fedlgm.training.tasks.evaluation import evaluate
 
         self._weights.copy_(model)
         return evaluate(self._task, self._module, self._x, self._y)
 
     def at(self, model: Tensor) -> Curvature:
-        """Gradient and curvature at a model [D].
+        """Estimate gradient and curvature at a model [D].
 
         trace(H_l) is the mean of v_l.(Hv)_l over random signs v (Hutchinson 1989). Hv is a central
         difference of gradients, so models need no second derivatives.
@@ -97,8 +97,8 @@ class Landscape:
 
 
 def score(found: Curvature, mean: Tensor, plan: ReleasePlan) -> float:
-    """(progress)^2 over the loss that noise costs, up to factors that all rules share; 0 without
-    progress.
+    """Compute the ratio of (progress)^2 to the loss that noise costs, up to factors that all rules
+    share; 0 without progress.
 
     Args:
         found: the loss around the model.

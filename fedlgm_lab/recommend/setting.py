@@ -49,7 +49,7 @@ def setting_of(
     overrides: Overrides,
     examples: int | None,
 ) -> tuple[Setting, str]:
-    """The recipe's objects over public examples only.
+    """Build the recipe's objects over public examples only.
 
     Raises:
         ConfigError: the recipe's mechanism adds no noise.
@@ -80,7 +80,7 @@ def setting_of(
 
 
 def _facts(recipe: Recipe, layers: LayerTable, examples: int | None) -> RunFacts:
-    """The run's facts at the multiplier of its budget."""
+    """Return the run's facts at the noise multiplier of its budget."""
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:
         raise ConfigError(

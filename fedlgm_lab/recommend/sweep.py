@@ -70,7 +70,7 @@ class SweepReport(TypedDict):
 
 
 def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> SweepReport:
-    """Plans of a recipe at epsilon 1 to 8 and 100 to 10,000 clients, without training.
+    """Plan a recipe at epsilon 1 to 8 and 100 to 10,000 clients, without training.
 
     Every row is the plan of the recipe with this `privacy.epsilon`, `federation.clients` and
     `privacy.delta`. For a setting that the recipe does not permit, the row has the reason.
@@ -129,7 +129,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
 def _row(
     recipe: str | None, changes: list[str], base: Recipe, epsilon: float, clients: int
 ) -> SweepRow:
-    """The plan of a setting, or the reason why there is none."""
+    """Describe the plan of a setting, or the reason why there is none."""
     delta = base.privacy.delta if base.privacy.delta < 1 / clients else 0.1 / clients
     row: SweepRow = {"epsilon": epsilon, "clients": clients, "delta": delta}
     try:
@@ -155,7 +155,7 @@ def _row(
 
 
 def picture(rows: Sequence[SweepRow]) -> list[str]:
-    """Noise on the mean as bars on a logarithmic scale, one line per setting.
+    """Draw the noise on the mean as bars of text on a logarithmic scale, one line per setting.
 
     Example:
         >>> row = {"epsilon": 1.0, "clients": 100, "delta": 1e-5, "noise_on_mean": 0.1}
@@ -175,7 +175,7 @@ def picture(rows: Sequence[SweepRow]) -> list[str]:
 
 
 def sweep_table(report: SweepReport) -> Group:
-    """Settings of a sweep, then an explanation of the columns."""
+    """Lay out the settings of a sweep, then an explanation of the columns."""
     layers = next((list(row["snr"]) for row in report["rows"] if "snr" in row), [])
     few = len(layers) <= _MOST_COLUMNS
     ratios = [f"SNR {layer}" for layer in layers] if few else ["least SNR_j", "largest SNR_j"]
@@ -209,7 +209,7 @@ def sweep_table(report: SweepReport) -> Group:
 
 
 def _noises(report: SweepReport) -> str:
-    """Number of releases whose noise is in a sum, in words."""
+    """State in words how many releases' noise a sum contains."""
     counts = {row["noises_in_sum"] for row in report["rows"] if "noises_in_sum" in row}
     words = (
         f"k = {min(counts):g}" + (f" to {max(counts):g}" if len(counts) > 1 else "")

@@ -32,11 +32,11 @@ from fedlgm.training.tasks import Task
 from simulations.config.assembly import Assembly
 
 CLIENTS = 48
-"""Largest number of clients that are trained at a stage."""
+"""Largest number of clients that are trained at a stage of the warm-up."""
 
 
 class Units(ABC):
-    """Public stand-ins of the protected units.
+    """Public examples that take the place of the protected units.
 
     Args:
         assembly: the recipe's objects over the public examples.
@@ -54,13 +54,13 @@ class Units(ABC):
 
     @abstractmethod
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """A copy of the model [D] after steps on batches of these rows, without noise."""
+        """Train a copy of the model [D] by steps on batches of these rows, without noise."""
 
     @abstractmethod
     def observe(
         self, model: Tensor, methods: Sequence[Method]
     ) -> tuple[list[Tensor], list[ReleasePlan], Tensor]:
-        """Contributions at a model [D].
+        """Compute the contributions at a model [D].
 
         Returns:
             The mean bounded change of the model [D] and the plan of each method, and the layers' l2
@@ -68,7 +68,7 @@ class Units(ABC):
         """
 
     def _descend(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
-        """The model after the recipe's local optimizer has made one step by each gradient in
+        """Return the model after the recipe's local optimizer has made a step by each gradient in
         turn.
         """
         training = self.assembly.recipe.training
@@ -215,14 +215,14 @@ class Examples(Units):
 
 
 def bound_of(assembly: Assembly) -> float:
-    """Bound of a recipe's mechanism; 1 if it has none."""
+    """Return the bound of a recipe's mechanism; 1 if it has none."""
     return float(getattr(assembly.model.mechanism, "bound", 1.0))
 
 
 def gradient_of(
     module: torch.nn.Module, layers: LayerTable, task: Task, x: inputs.Inputs, y: Tensor
 ) -> Tensor:
-    """Gradient [D] of the mean loss of a batch."""
+    """Compute the gradient [D] of the mean loss of a batch."""
     parameters = dict(module.named_parameters())
     trained = [parameters[slot.name] for slot in layers.slots()]
     loss = task.loss(inputs.call(module, x), y)

@@ -1,4 +1,4 @@
-"""The sentence of advice that follows from scores.
+"""Makes the sentence of advice that follows from the scores.
 
 On new networks some predicted gains were not confirmed by runs (docs/results/recommend.md). Advice
 to use a rule other than the flat one therefore asks for a comparison.
@@ -11,15 +11,16 @@ from collections.abc import Mapping
 FLAT = "gaussian"
 """The rule with which other rules are compared: one bound for the whole contribution."""
 LEVELLED = "water-filling"
-"""A rule with the flat bound, which cuts the largest layers of an update first. It is for clients
-only."""
+"""A rule with the flat bound that shortens the largest layers of an update first. It exists for
+clients only.
+"""
 BETTER, WORSE = 1.2, 0.33
 """Ratios above and below which a rule is called better or worse than the flat one.
 docs/results/recommend.md has the measurements behind them."""
 
 
 def verdict(scores: Mapping[str, float], unit: str) -> str:
-    """The advice.
+    """State the advice in a sentence.
 
     Args:
         scores: rule -> ratio to the flat Gaussian's score.

@@ -1,1 +1,1 @@
-"""Human-readable output: terminal tables, pictures, report pages and plans."""
+"""Reports for people: HTML pages, pictures, tables, summaries in notebooks and RO-Crates."""

@@ -1,7 +1,7 @@
 """A finished run as an RO-Crate: its public files in one archive, described in JSON-LD.
 
 The format is RO-Crate (Soiland-Reyes et al. 2022) with the profile Process Run Crate 0.5. Funders
-ask for RO-Crates, and repositories such as Zenodo keep them.
+ask for RO-Crates, and repositories such as Zenodo archive them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write_crate(run: Path | str, file: Path | str, model: Path | str | None = No
         ConfigError: the suffix is not .zip, the package `rocrate` is not installed, `model` is
             needed but missing, or `model` belongs to another run.
         RunError: the folder is not a run's, the run is not finished, or a file cannot be written.
-        LedgerError: the ledger does not fit the recipe, the checkpoints or the result.
+        LedgerError: the ledger does not match the recipe, the checkpoints or the result.
 
     Example:
         >>> import simulations, tempfile

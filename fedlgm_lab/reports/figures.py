@@ -1,4 +1,4 @@
-"""Pictures of partitions and applications as files, without a display."""
+"""Draws pictures of partitions and applications into files, without a display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw_partition(histogram: np.ndarray, title: str, path: Path) -> None:
 
 
 def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path) -> None:
-    """Objective above the non-private optimum after each pass, the start included."""
+    """Draw the objective above the non-private optimum at the start and after each pass."""
     figure, axes = _plain(xlabel="pass", ylabel="objective above the optimum", title=title)
     axes.semilogy(range(len(values)), [max(value - optimum, 1e-12) for value in values], marker=".")
     save(figure, path)
@@ -40,7 +40,7 @@ def draw_descent(values: Sequence[float], optimum: float, title: str, path: Path
 def draw_spectrum(
     exact: Sequence[float], released: Sequence[float], title: str, path: Path
 ) -> None:
-    """Eigenvalues, largest first, of the exact and of the released second-moment matrix."""
+    """Draw the eigenvalues, largest first, of the exact and the released second-moment matrix."""
     figure, axes = _plain(xlabel="component", ylabel="eigenvalue", title=title)
     for values, label, style in ((exact, "exact", "-"), (released, "released", "--")):
         axes.plot(range(1, len(values) + 1), values, style, label=label)
@@ -49,7 +49,7 @@ def draw_spectrum(
 
 
 def _plain(**words: str) -> tuple[Figure, Axes]:
-    """A figure of one grid with a title and the names of its axes."""
+    """Make a figure of one plot with a grid; `words` are its title and the labels of its axes."""
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes = figure.subplots()
     axes.set(**words)

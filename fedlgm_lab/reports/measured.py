@@ -1,4 +1,4 @@
-"""Measured attacks and audits of a run beside the bounds on all attacks."""
+"""Measured attacks and audits of a run, which reports compare with the bounds on all attacks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Measurements:
 
     @classmethod
     def of_run(cls, folder: RunFolder) -> Measurements:
-        """The measurements in the run's folder.
+        """Read the measurements in a run's folder.
 
         Raises:
             RunError: a file of results is damaged.
@@ -75,8 +75,8 @@ class Measurements:
         return cls(unit, tuple(rates), others, audited)
 
     def excesses(self, bounds: AttackRates) -> list[MeasuredRate]:
-        """Rates that contradict the bounds: the lower end of the interval lies above the bound at
-        the upper end of the rate of false alarms.
+        """List the rates that contradict the bounds, because the lower end of their interval lies
+        above the bound at the upper end of the interval of their false alarms.
 
         Example:
             >>> strong = MeasuredRate("an attack", 0.01, 0.9, 0.8, 0.95, 0.02)
@@ -86,10 +86,11 @@ class Measurements:
         return [rate for rate in self.rates if rate.low > bounds.tpr(min(1.0, rate.fpr_high))]
 
     def line(self, alarms: np.ndarray) -> np.ndarray | None:
-        """The line delta + e^epsilon a over rates a of false alarms; some attack reaches it.
+        """Compute the line delta + e^epsilon a for rates a of false alarms, where epsilon is the
+        audited epsilon; None without an audit.
 
-        The line follows from the definition of the audited epsilon: if epsilon were smaller, no
-        attack could lie above the line.
+        An attack above the line exists if the audit's bound is right: if epsilon were smaller, no
+        attack could lie above it.
         """
         if self.audited is None:
             return None

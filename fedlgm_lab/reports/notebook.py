@@ -1,4 +1,4 @@
-"""A finished run in a notebook."""
+"""The summary of a finished run that a notebook shows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def summary_html(
     *,
     correlated: bool = False,
 ) -> str:
-    """A run's summary as HTML for `_repr_html_`: key figures, guarantee, layer table, curves of
-    metrics and epsilon.
+    """Format a run's summary as HTML for `_repr_html_`, with key figures, guarantee, layer table,
+    and curves of metrics and epsilon.
 
     Args:
         result: the run's summary, as `simulations.launch.simulate` returns it.

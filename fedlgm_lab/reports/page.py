@@ -1,5 +1,5 @@
-"""Pages from the templates of this folder, and the key figures, layer table and curves that reports
-and notebook summaries share.
+"""Renders pages from the templates of this folder, and makes the key figures, layer table and
+curves that reports and notebook summaries share.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Table(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """HTML of a template; every value is escaped."""
+    """Render a template as HTML; every value is escaped."""
     return _TEMPLATES.get_template(template).render(values)
 
 
 def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The run's key figures by label. Every epsilon has the kind of its guarantee."""
+    """List the run's key figures by label; the label of epsilon names its guarantee's status."""
     readers = (
         [("epsilon of readers", number(result["readers_epsilon"]))]
         if "readers_epsilon" in result
@@ -79,7 +79,8 @@ def key_figures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def layer_table(
     layers: Sequence[Mapping[str, Any]], caption: str = "Layers", *, correlated: bool = False
 ) -> Table:
-    """Layers as `simulations.summaries.planning.layer_rows` describes them, then their totals.
+    """Make the table of the layers that `simulations.summaries.planning.layer_rows` describes, with
+    their totals.
 
     Args:
         layers: one row per layer.
@@ -102,7 +103,8 @@ def layer_table(
 def curves(
     rows: Sequence[Mapping[str, Any]], status: str, *, dark: bool = True
 ) -> list[Picture | None]:
-    """The task's metrics, with the headline metric first, then epsilon, over the evaluated rounds.
+    """Draw the task's metrics, the headline metric first, and then epsilon, over the evaluated
+    rounds.
 
     Args:
         rows: a run's public rows.
@@ -133,7 +135,7 @@ def curves(
 
 
 def layer_rows(row: Mapping[str, Any], layers: Mapping[str, int]) -> list[LayerRow]:
-    """A round's layers from its public row, in the form of
+    """Describe a round's layers from its public row, in the form of
     `simulations.summaries.planning.layer_rows`.
 
     Args:

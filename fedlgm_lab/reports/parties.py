@@ -61,7 +61,7 @@ class Site(NamedTuple):
 def list_sites(
     names: Sequence[str], trust: Trust, rounds: int, rate: float = 1.0, cap: int | None = None
 ) -> list[Site]:
-    """The named sites of a run that protects one row.
+    """List the named sites of a run whose unit of privacy is a row.
 
     Args:
         names: names of the sites.
@@ -84,7 +84,7 @@ def list_sites(
 
 
 def list_parties(trust: Trust, simulated: bool) -> list[Party]:
-    """The parties to a run, and what reaches each of them.
+    """List the parties to a run, and the data that reach each of them.
 
     Args:
         trust: the run's trust model.

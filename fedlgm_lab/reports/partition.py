@@ -36,7 +36,7 @@ class PartitionReport(TypedDict):
 
 
 def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
-    """Label histogram of every client, drawn to `picture`."""
+    """Compute the label histogram of every client, and draw it to the file `picture`."""
     assembly = Assembly(recipe)
     histogram = class_counts(assembly)
     sizes = histogram.sum(axis=1)
@@ -58,7 +58,7 @@ def partition_report(recipe: Recipe, picture: Path) -> PartitionReport:
 
 
 def partition_table(report: PartitionReport) -> Group:
-    """Sizes of a partition and its first clients."""
+    """Make a table of a partition's first clients, and a text on the sizes of all clients."""
     labelled = report["classes"] > 1  # otherwise the table states only numbers of examples
     shown = table(
         f"{report['scheme']} over {report['clients']} clients",

@@ -22,9 +22,9 @@ from simulations.summaries.terminal import number
 
 _LINES = 8  # largest number of curves that can be told apart; more layers become a heat map
 _BARS = 28  # largest number of layers whose names fit beside bars
-_NARROW = 14  # largest length of a name with which three names fit beside each other
+_NARROW = 14  # largest length of a name for which three names fit side by side
 _TICKS = 9  # largest number of intervals between labelled rounds
-_COLUMNS = 500  # largest number of columns of a heat map; more clients than that share columns
+_COLUMNS = 500  # largest number of columns of a heat map; more clients share columns
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def over_rounds(
     dark: bool = True,
     percent: bool = False,
 ) -> Picture | None:
-    """Curves over the rounds, or bars if there is only one round; None if no value is finite.
+    """Draw curves over the rounds, or bars if there is only one round; None if no value is finite.
 
     Args:
         title: heading.
@@ -94,7 +94,7 @@ def over_rounds(
 
 
 def _single(values: Mapping[str, float], dark: bool, percent: bool) -> str:
-    """One round's figures as bars that show their values."""
+    """Draw the figures of a single round as bars that are labelled with their values."""
     texts = [f"{value:.1%}" if percent else number(value) for value in values.values()]
     with drawing(height=0.75 + 0.3 * len(values)) as figure:
         axes = _axes(figure, "")
@@ -119,8 +119,8 @@ def per_layer(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture | None:
-    """A figure of each layer: bars if it is constant, otherwise curves or a heat map over the
-    rounds.
+    """Draw a figure of each layer: bars if it is constant over the rounds, otherwise curves or a
+    heat map.
 
     Args:
         title: heading.
@@ -205,8 +205,8 @@ def heat_map(
     log: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Picture:
-    """A figure of each layer [T, K] in colours; arguments as for `per_layer`, with positive values
-    if `log`.
+    """Draw a figure of each layer [T, K] as a heat map. The arguments are those of `per_layer`;
+    values must be positive if `log` is true.
     """
     low, high = limits or (np.nanmin(values), np.nanmax(values))
     norm = LogNorm(low, high) if log else Normalize(low, high)
@@ -233,8 +233,8 @@ def heat_map(
 
 
 def division(histogram: np.ndarray) -> Picture:
-    """The division of the training data among clients, readable for any number of clients; see
-    `draw_division`.
+    """Draw the division of the training data among clients, for any number of clients (see
+    `draw_division`).
     """
     sizes, classes = histogram.sum(axis=1), histogram.shape[1]
     figures = (
@@ -267,9 +267,9 @@ def _steps(axes: Axes, values: np.ndarray) -> None:
 def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> None:
     """Draw the division of data among clients.
 
-    With classes there is one column per client, sorted by its most frequent class and coloured by
-    the classes' shares, below its number of examples. Without classes, the numbers of examples are
-    shown, sorted.
+    With classes, each client has a column that is coloured by the classes' shares, below its number
+    of examples; columns are sorted by the most frequent class. Without classes, the sorted numbers
+    of examples are shown.
 
     Args:
         figure: where to draw.
@@ -309,8 +309,8 @@ def draw_division(figure: Figure, histogram: np.ndarray, title: str = "") -> Non
 
 
 def sorted_clients(histogram: np.ndarray) -> np.ndarray:
-    """Order of the clients: by their most frequent class, then by its share; clients without data
-    are last.
+    """Sort the clients by their most frequent class, then by its share, and return their numbers;
+    clients without data are last.
 
     >>> sorted_clients(np.array([[0, 4], [2, 2], [0, 0], [5, 1]]))
     array([3, 1, 0, 2])
@@ -346,7 +346,7 @@ def _scale(axes: Axes, which: Literal["x", "y"], values: np.ndarray, log: bool) 
 
 
 def _marker(points: Sequence[Any]) -> str | None:
-    """A dot at each of a few points, which a line alone hardly shows."""
+    """Return the marker for points on a line: a dot if there are few points, otherwise None."""
     return "o" if len(points) < 30 else None
 
 
@@ -372,8 +372,8 @@ def _extremes(names: Sequence[str], values: np.ndarray) -> str:
 def layer_columns(
     rows: Sequence[Mapping[str, Any]], key: str, layers: int
 ) -> tuple[list[int], np.ndarray]:
-    """Rounds and values [T, K] of a per-layer figure in a run's rows; NaN where a layer was not
-    released.
+    """Return the rounds and the values [T, K] of a figure of the layers in a run's rows; NaN for a
+    layer that was not released.
     """
     layer_rows = [row for row in rows if isinstance(row.get(key), list) and len(row[key]) == layers]
     values = np.array(

@@ -1,4 +1,4 @@
-"""Reports of a finished run: an HTML page, and its ledger's charges."""
+"""Writes the report of a finished run as an HTML page."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from simulations.summaries.planning import class_counts
 from simulations.summaries.rounds import noise_in_words, noise_over_rounds, stored_sigma
 from simulations.summaries.terminal import OF_Z, number
 
-_LONGEST = 12  # largest number of kinds of charges, or of rounds with failures, that a page lists
+_LONGEST = 12  # largest number of kinds of charges that a page lists
 
 
 def write_report(run: Path, private: bool = False) -> RunSummary:
     """Write a run's report as one self-contained HTML file, and return its summary with the file as
     `report`.
 
-    The page holds the run's public figures: the released model's test figures, plans and the
-    ledger. It shows the division of the clients' data only for bundled data sets, which are public.
+    The page holds the run's public figures: the test figures of the released models, the plans and
+    the ledger. It shows the division of the data among clients only for bundled data sets, which
+    are public.
 
     Args:
         run: run folder.
@@ -52,7 +53,7 @@ def write_report(run: Path, private: bool = False) -> RunSummary:
 
     Raises:
         RunError: the folder is not a run's, the run is not finished, or the page cannot be written.
-        LedgerError: the ledger does not fit the recipe, the checkpoints, the result or its own
+        LedgerError: the ledger does not match the recipe, the checkpoints, the result or its
             hashes.
     """
     folder = RunFolder.open(run)
@@ -142,8 +143,8 @@ def _layers(folder: RunFolder, rows: Sequence[Mapping[str, Any]]) -> dict[str, A
 def _noise(
     folder: RunFolder, rows: Sequence[Mapping[str, Any]], multiplier: float
 ) -> dict[str, Any]:
-    """Noise over layers and rounds, and in the sum of the rounds, of a run whose rounds are one
-    mechanism.
+    """Draw the noise by layer and round, and the noise in the sum of the rounds, for a run whose
+    rounds are one mechanism.
     """
     from simulations.config.facts import facts_of
 
@@ -185,7 +186,7 @@ def _parties(trust: Trust, simulated: bool) -> page.Table:
 
 
 def _sites(folder: RunFolder, recipe: Recipe, rounds: int) -> page.Table | None:
-    """The sites by name; None if they have no public names."""
+    """Make the table of the sites; None if they have no public names."""
     names = folder.provenance.read().get("sites", [])
     privacy, rate = recipe.privacy, recipe.sampling.rate
     rows = list_sites(names, privacy.trust, rounds, rate, privacy.max_participations)
@@ -194,7 +195,9 @@ def _sites(folder: RunFolder, recipe: Recipe, rounds: int) -> page.Table | None:
 
 
 def _division(folder: RunFolder, private: bool) -> dict[str, Any]:
-    """The division of the data. If the data may be private, only the operator's page has it."""
+    """Draw the division of the data. If the data are not bundled, only the operator's page shows
+    it.
+    """
     from simulations.config.assembly import Assembly
 
     recipe = folder.recipe()
@@ -218,7 +221,7 @@ def _division(folder: RunFolder, private: bool) -> dict[str, Any]:
 
 
 def _inputs(folder: RunFolder) -> dict[str, Any]:
-    """The columns of a table, in the order of the model's inputs, and the names of the classes."""
+    """List the columns of tabular data in the order of the model's inputs, and the class names."""
     columns, labels = folder.provenance.read().get("columns"), folder.labels()
     rows = [
         (
@@ -294,7 +297,7 @@ def _origin(folder: RunFolder, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operator(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures for the operator only."""
+    """Collect the figures that only the operator may see."""
     private_rows = [row for row in rows if "cohort" in row]
     rounds = [row["round"] for row in private_rows]
     taking_part = {
@@ -321,7 +324,7 @@ def _operator(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _write(target: Path, text: str, private: bool) -> None:
-    """Write the page completely or not at all; only its owner may read a private one."""
+    """Write the page completely or not at all; only its owner may read the operator's page."""
     try:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         write_durably(target, text.encode(), PRIVATE if private else PUBLIC, shared=True)

@@ -1,7 +1,7 @@
 """Matplotlib figures as small SVG images for web pages, readable on a light and on a dark page.
 
-Figures are drawn in the colours of `LIGHT`. In the SVG these become CSS variables, which the image
-sets by `prefers-color-scheme`, so one image serves both kinds of page.
+Figures are drawn in the colours of `LIGHT`. In the SVG, these colours become CSS variables, which
+the image sets by `prefers-color-scheme`, so one image serves both kinds of page.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ _STYLE = {
 
 @contextmanager
 def drawing(width: float = 4.8, height: float = 3.0) -> Iterator[Figure]:
-    """A figure in the page's style, `width` x `height` inches, with 72 CSS pixels per inch at its
-    natural size.
+    """Yield a figure in the page's style, of `width` x `height` inches, with 72 CSS pixels per inch
+    at its natural size.
     """
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         yield Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a picture, in the format that the file's suffix names; returns `path`.
+    """Write a picture in the format that the file's suffix names, and return `path`.
 
     Raises:
         RunError: the file cannot be written.
@@ -98,7 +98,7 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def to_svg(figure: Figure, *, dark: bool = True) -> str:
-    """A figure as an SVG document without a background.
+    """Convert a figure to an SVG document without a background.
 
     Args:
         figure: made by `drawing`.
@@ -131,7 +131,7 @@ def to_svg(figure: Figure, *, dark: bool = True) -> str:
 
 
 def to_uri(svg: str) -> str:
-    """An SVG document as a data URI, with percent-encoding, which is shorter than base64 and stays
+    """Convert an SVG document to a data URI with percent-encoding, which is shorter than base64 and
     readable.
     """
     return "data:image/svg+xml," + quote(svg, safe=" !$&()*+,-./:;=?@_~{}[]|^'<>")

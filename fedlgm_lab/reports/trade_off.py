@@ -18,7 +18,7 @@ _GROUPS = (1, 2, 5, 10)
 
 
 def bounds_table(rates: AttackRates, unit: str) -> Table:
-    """Bounds on attacks, for one unit and for groups of units.
+    """Make the table of the bounds on attacks, for one unit and for groups of units.
 
     Args:
         rates: bounds of the run.
@@ -43,7 +43,7 @@ def bounds_table(rates: AttackRates, unit: str) -> Table:
 
 
 def draw_curve(rates: AttackRates, units: str, measured: Measurements | None = None) -> Picture:
-    """Draw the largest share of units that an attack finds, over the attack's share of false
+    """Draw the largest share of units that an attack can find, against the attack's share of false
     alarms.
     """
     bounds = np.array([rates.tpr(share) for share in _ALARMS])
@@ -68,7 +68,7 @@ def draw_curve(rates: AttackRates, units: str, measured: Measurements | None = N
 
 
 def _draw_measured(axes: Any, measured: Measurements) -> None:
-    """Points of the attacks with their intervals, and the line of the audit."""
+    """Draw the points of the attacks with their intervals, and the line of the audit."""
     for name in dict.fromkeys(rate.attack for rate in measured.rates):
         rates = [rate for rate in measured.rates if rate.attack == name]
         tpr = np.array([rate.tpr for rate in rates])

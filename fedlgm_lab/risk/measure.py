@@ -1,5 +1,5 @@
-"""Layer risk of a recipe's architecture (Algorithm 2 of the LM-DP-SGD paper): public examples in,
-error rates out.
+"""Measures the layer risk of a recipe's architecture from public examples (Algorithm 2 of the
+LM-DP-SGD paper).
 
 >>> from simulations.config.recipe import load
 >>> public: PublicExamples = public_examples(load("digits", ["risk.examples=60"]))
@@ -79,8 +79,8 @@ class Findings:
     bias_weights: tuple[float, ...] = ()
 
     def rates(self, errors: Errors) -> list[float]:
-        """Error rates on unseen examples, or on the adversaries' training sets as in the paper,
-        [L].
+        """Return the error rates on unseen examples or, as in the paper, on the adversaries'
+        training sets, [L].
         """
         return [
             risk.training_error if errors == "training" else risk.held_out_error
@@ -88,7 +88,7 @@ class Findings:
         ]
 
     def weights(self, errors: Errors, emphasis: float) -> np.ndarray:
-        """Layer weights that `lm-dp-sgd` derives from the error rates, float64 [L].
+        """Compute the layer weights that `lm-dp-sgd` derives from the error rates, float64 [L].
 
         Raises:
             ConfigError: r < 1.
@@ -97,7 +97,7 @@ class Findings:
         return risk_weights(strengths, self.rates(errors), emphasis)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, with the standard error of a held-out error near one half."""
+        """Convert the findings to values that JSON can hold, with the standard error."""
         return {
             "public": self.public,
             "examples": self.examples,
@@ -113,7 +113,7 @@ class Findings:
 
 
 def public_examples(recipe: Recipe) -> PublicExamples:
-    """The recipe's public examples; private examples in the same files are read and dropped.
+    """Load the recipe's public examples. Private examples in the same files are read and dropped.
 
     Raises:
         FedlgmError: there is no such set, the recipe trains on it, or its examples are not single
@@ -176,7 +176,8 @@ def _refuse_private(section: RiskSection, private: Data) -> None:
 
 
 def input_shape(recipe: Recipe) -> tuple[int, ...]:
-    """Shape of one of the recipe's inputs, read from the files if their names do not give it.
+    """Return the shape of one of the recipe's inputs, which is read from the files unless the data
+    set's name determines it.
 
     Example:
         >>> from simulations.config.recipe import load
@@ -191,8 +192,8 @@ def input_shape(recipe: Recipe) -> tuple[int, ...]:
 
 
 def resize(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Images [N, C, H, W] in another shape (C, H, W), resized bilinearly, with grey and colour
-    converted.
+    """Convert images [N, C, H, W] to another shape (C, H, W), by bilinear resizing and by
+    conversion between grey and colour.
 
     Source: LM-DP-SGD paper, Appendix E.1.
 
@@ -227,8 +228,8 @@ def measure(
     seed: int | None = None,
     progress: OnProgress | None = None,
 ) -> Findings:
-    """Layer risk of a model's architecture. The function sees only its arguments, and so no private
-    example.
+    """Measure the layer risk of a model's architecture. The function sees only its arguments, which
+    contain no private example.
 
     Args:
         model: the recipe's section.
@@ -271,7 +272,7 @@ def measure(
 def risk_of(
     recipe: Recipe, seed: int | None = None, progress: OnProgress | None = None
 ) -> Findings:
-    """Layer risk of a recipe's model, by its section [risk] (see `measure`).
+    """Measure the layer risk of a recipe's model by the recipe's section [risk] (see `measure`).
     docs/how-to/layer-risk.md shows an example.
 
     Raises:
@@ -304,7 +305,7 @@ def risk_of(
 def measured_recipe(
     recipe: Recipe, findings: Findings, errors: Errors, emphasis: float
 ) -> Recipe | None:
-    """The recipe with the findings; None if its mechanism does not use them."""
+    """Add the findings to the recipe; None if its mechanism does not use them."""
     if recipe.mechanism.name != "lm-dp-sgd":
         return None
     raw = recipe.model_dump(exclude_none=True)

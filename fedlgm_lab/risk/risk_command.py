@@ -1,4 +1,4 @@
-"""The `fedlgm risk` command. Heavy imports happen inside."""
+"""The `fedlgm risk` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from simulations.config.recipe import Recipe
 
 
 def figure(found: Findings, weights: list[float]) -> Figure:
-    """Bars of both error rates with a line for the coin toss, and bars of the layer weights."""
+    """Draw bars of both error rates with a line at one half, and bars of the layer weights."""
     picture = Figure(figsize=(10, 4), layout="constrained")
     left, right = picture.subplots(1, 2)
     places, names = np.arange(len(found.risks)), [row.layer for row in found.risks]
@@ -50,7 +50,7 @@ def figure(found: Findings, weights: list[float]) -> Figure:
 
 
 def table(found: Findings, weights: list[float]) -> Table:
-    """Error rates by layer."""
+    """Make the table of error rates by layer."""
     names = (
         "layer",
         "error, training set (paper)",
@@ -81,7 +81,7 @@ def table(found: Findings, weights: list[float]) -> Table:
 def summarise(
     recipe: Recipe, findings: Findings, errors: Errors, emphasis: float, folder: Path
 ) -> dict[str, Any]:
-    """JSON form of the findings, with the weights of `lm-dp-sgd` and the written files."""
+    """Convert the findings to values that JSON can hold, with the weights and file names."""
     return {
         "recipe_name": recipe.name,
         "model": recipe.model.name,
@@ -97,7 +97,7 @@ def summarise(
 
 
 def sentences(summary: dict[str, Any]) -> list[str]:
-    """A summary for the terminal, below the table."""
+    """Summarise the findings in sentences that the terminal shows below the table."""
     rates = ", ".join(f"{rate:.4g}" for rate in summary["error_rates"])
     strengths = ", ".join(f"{value:.4g}" for value in summary["strengths"])
     least = ", ".join(f"{value:.4g}" for value in summary["bias_weights"])

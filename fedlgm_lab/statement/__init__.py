@@ -1,3 +1,3 @@
-"""A run's privacy statement as a page: for evaluators, for a model card, and for a public registry
+"""A run's privacy statement in the forms for evaluators, for a model card and for a public registry
 of deployments.
 """

@@ -1,7 +1,7 @@
-"""The questions of an evaluator, with a run's answers.
+"""Questions that an evaluator asks about a run, with the answers from the run's statement.
 
-They follow the layers of NIST SP 800-226 (2025): the guarantee and its parameters, the mechanisms
-and their composition, the assumptions, and the data.
+The questions follow the layers of NIST SP 800-226 (2025): the guarantee and its parameters, the
+mechanisms and their composition, the assumptions, and the data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOT_STATED = "not stated"
 
 
 def answer_questions(statement: Mapping[str, Any]) -> Answers:
-    """Questions with a run's answers, by section.
+    """Answer an evaluator's questions on a run, by section.
 
     Args:
         statement: the run's statement (see `simulations.runs.rows.Statement`).
@@ -108,8 +108,8 @@ def _people(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def registry_row(statement: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The statement's part of an entry in the Differential Privacy Deployments Registry
-    (registry.opendp.org); fields that a run does not know are None.
+    """Make an entry for the Differential Privacy Deployments Registry (registry.opendp.org) from a
+    statement; fields that the statement does not determine are None.
 
     Args:
         statement: the run's statement.

@@ -1,4 +1,4 @@
-"""The `fedlgm statement` command. Heavy imports happen inside."""
+"""The `fedlgm statement` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def statement(
 
 
 def write(run: Path, format: str, *, private: bool = False) -> str:
-    """A finished run's statement in a format.
+    """Format a finished run's statement.
 
     Args:
         run: the run's folder.
@@ -52,7 +52,8 @@ def write(run: Path, format: str, *, private: bool = False) -> str:
 
     Raises:
         RunError: the folder is not a run's, or the run is not finished.
-        LedgerError: the ledger is damaged, or does not match recipe, checkpoints and result.
+        LedgerError: the ledger is damaged, or does not match the recipe, the checkpoints and the
+            result.
     """
     from fedlgm_lab.statement import statement_page
     from fedlgm_lab.statement.questions import answer_questions, registry_row
@@ -76,7 +77,7 @@ def write(run: Path, format: str, *, private: bool = False) -> str:
 
 
 def _study_of(run: Path) -> str | None:
-    """Name of the study whose run this is; None if it is of no study."""
+    """Find the name of the study to which a run belongs; None if it belongs to no study."""
     return next(
         (folder.name for folder in run.absolute().parents[:3] if (folder / "study.json").is_file()),
         None,

@@ -1,4 +1,4 @@
-"""A statement as Markdown for a model card, or as one HTML page."""
+"""Formats a privacy statement as Markdown for a model card, or as an HTML page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fedlgm_lab.statement.questions import Answers
 
 
 def to_markdown(title: str, answers: Answers) -> str:
-    """Tables of questions and answers in Markdown."""
+    """Format the questions and answers as tables in Markdown."""
     sections = (
         f"### {section}\n\n| | |\n|---|---|\n"
         + "\n".join(f"| {_cell(question)} | {_cell(answer)} |" for question, answer in rows)
@@ -17,12 +17,12 @@ def to_markdown(title: str, answers: Answers) -> str:
 
 
 def to_html(title: str, answers: Answers) -> str:
-    """One self-contained page."""
+    """Format the questions and answers as a self-contained HTML page."""
     return page.render("statement.html", title=title, answers=answers)
 
 
 def _cell(text: str) -> str:
-    """Text of a cell, in which no character is markup."""
+    """Escape a cell's text, so that Markdown takes no character as markup."""
     for mark in "\\`*_|<>[]":
         text = text.replace(mark, f"\\{mark}")
     return text

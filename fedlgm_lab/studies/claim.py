@@ -15,15 +15,13 @@ LEVEL_MARGIN = 0.01
 
 
 class Claim(BaseModel):
-    """A statement about two methods, about one method at two values of a key, or about several
-    methods.
-
-    The claim is about the difference of two figures, or about the order of several methods.
+    """A claim about the difference between two methods, about the difference between two settings
+    of one method, or about the order of several methods.
 
     Attributes:
         says: the claim, in one sentence.
-        paper: the paper's figures for the claim, and where the paper prints them; empty if the
-            paper does not make the claim.
+        paper: the paper's figures for the claim, and where the paper prints them; empty if no paper
+            makes the claim.
         a: label of a method.
         b: label of the method with which `a` is compared; not used with `along` or `then`.
         along: a key of the grid. `a` at the key's last value is compared with `a` at the first
@@ -32,15 +30,15 @@ class Claim(BaseModel):
         at: values of the grid's keys to which the claim is restricted.
         metric: column of the frame; default: the task's headline.
         expect: expected order of `a`'s figures: "higher", "lower", "equal" or "not lower". "equal"
-            means that the difference is within `margin`. "not lower" means that `a` is lower by
-            less than `margin` (non-inferiority).
+            means that the difference is within `margin`. "not lower" means that `a` is higher, or
+            lower by less than `margin` (non-inferiority).
         at_least: smallest difference that is claimed, in the metric's unit; 0 if only a direction
             is claimed.
         margin: largest difference that counts as equal, as not lower or, for a direction, as level.
             If the claim is about a direction and the metric is a share, the default is one
             percentage point, or half of `effect` if that is less. Other metrics have no default.
-        effect: difference a - b that the paper prints, in the metric's unit; the smallest
-            difference if the paper prints several.
+        effect: difference a - b that the paper states, in the metric's unit; the smallest
+            difference if the paper states several.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -82,7 +80,7 @@ class Claim(BaseModel):
 
     @property
     def directed(self) -> bool:
-        """Whether the claim is about a direction, not about equality or non-inferiority."""
+        """Whether the claim is about a direction, and not about equality or non-inferiority."""
         return self.expect in ("higher", "lower")
 
     @property
@@ -91,10 +89,8 @@ class Claim(BaseModel):
         return [self.a, *(self.then or []), *([] if self.b is None else [self.b])]
 
     def level_margin(self, metric: str) -> float:
-        """Return the largest difference that counts as level, in the unit of a metric; 0 if none
-        does.
-
-        See `margin`.
+        """Return the largest difference that counts as level, in the unit of a metric (see
+        `margin`); 0 if no difference counts as level.
         """
         if not self.directed or self.then is not None:
             return 0.0

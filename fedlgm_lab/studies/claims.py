@@ -28,7 +28,8 @@ class Checked(Difference):
             ranking, these are the statistics of the difference between the two neighbours that
             support the ranking least.
         says, paper, metric, expect, effect: see `Claim`.
-        margin: largest difference that counts as equal, as not lower, or as level.
+        margin: largest difference that still counts as equal, as not lower or as level (see
+            `Claim`).
         p_holm: p-value of the test that decides whether the claim or its contrary holds, adjusted
             for the number of the study's claims.
         outcome: see `check`.
@@ -84,7 +85,7 @@ class Checked(Difference):
         )
 
     def to_row(self) -> dict[str, Any]:
-        """Return the fields that a study's file contains, which are all but the evidence."""
+        """Return the fields that a study's file contains: all fields except the evidence."""
         return {name: value for name, value in vars(self).items() if name != "evidence"}
 
     def _unit(self) -> tuple[int, str]:
@@ -96,13 +97,13 @@ def check(
 ) -> list[Checked]:
     """Test claims on a study's figures.
 
-    A claim of a direction is reproduced if the difference lies in this direction from 0 (or from
-    `at_least`, if the claim has that value), and refuted if the difference lies on the other side.
-    Equality is reproduced if the difference is within the margin, and refuted if the difference is
-    beyond the margin. "Not lower" is reproduced if the difference is above -margin, and refuted if
-    the difference is below -margin. A ranking is reproduced if all neighbours are in the claimed
-    order, and refuted if any two neighbours are in the opposite order. Each of these outcomes needs
-    p < 0.05, adjusted by Holm's method over the study's claims.
+    A claim of a direction is reproduced if the difference has this direction and exceeds `at_least`
+    (0 by default), and refuted if it does not. Equality is reproduced if the difference is within
+    the margin, and refuted if the difference is beyond the margin. "Not lower" is reproduced if the
+    difference is above -margin, and refuted if the difference is below -margin. A ranking is
+    reproduced if all neighbours are in the claimed order, and refuted if any two neighbours are in
+    the opposite order. Each of these outcomes needs p < 0.05, adjusted by Holm's method over the
+    study's claims.
 
     If neither outcome is decided, a claim of a direction may be "level" (the difference is within
     the claim's margin), or the outcome may be "effect excluded" (the difference falls short of the
@@ -149,8 +150,8 @@ def check(
 
 
 def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
-    """Mark claims as "fragile" that have another outcome at tuned settings than at the paper's
-    settings.
+    """Mark a claim as "fragile" if its outcome at tuned settings differs from its outcome at the
+    paper's settings.
 
     No conclusion may rest on a fragile claim.
 
@@ -173,8 +174,8 @@ def weigh(paper: Sequence[Checked], tuned: Sequence[Checked]) -> list[Checked]:
 def count_once(checked: Sequence[Checked]) -> list[Checked]:
     """Leave out claims whose runs are all among the runs of another claim.
 
-    A paper's table and figure can have runs in common; a claim about the table and the figure
-    counts once.
+    A paper's table and figure can have runs in common; claims that are made about both then count
+    once.
 
     Example:
         >>> figures = (0.1, 0.05, 0.15, 0.01, 5, "a leads", "", "accuracy", "higher", None, 0.01)
@@ -197,8 +198,9 @@ def count_once(checked: Sequence[Checked]) -> list[Checked]:
 def _figures(
     claim: Claim, frame: DataFrame, keys: Sequence[str], metric: str
 ) -> tuple[list[list[tuple[Any, float, float]]], bool]:
-    """Collect (seed, figure of one side, figure of the other side) of every cell that both sides
-    have, in one list for each step of a ranking; and tell whether every seed has both figures.
+    """Collect the triples (seed, figure of one side, figure of the other side) of all cells that
+    both sides have, in one list for each step of a ranking. Also tell whether both sides have a
+    figure for every seed.
     """
     subset = frames.at(frame, claim.at)
     steps: list[Sides] = [("method", claim.a, claim.b)]

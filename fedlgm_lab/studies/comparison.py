@@ -1,4 +1,4 @@
-"""`fedlgm compare`: a study of methods, budgets and partitions, with the first method's lead."""
+"""Figures and tables of `fedlgm compare`, a study of methods, budgets and partitions."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ def summarise(found: Study) -> Row:
         found: the runs (see `fedlgm_lab.studies.jobs.jobs`).
 
     Returns:
-        "methods", one row per run in "runs" and per cell (method, budget, partition) in "cells",
-        the first method's lead over the others in "differences", "failed" with messages, and the
-        joint cost "together".
+        A mapping with the names of the "methods", one row per run in "runs", one row per cell
+        (method, budget, partition) in "cells", the first method's lead over the others in
+        "differences", the runs without figures and the reasons in "failed", and the joint cost in
+        "together".
 
     Raises:
         RunError: no run is finished.
@@ -78,7 +79,7 @@ def summarise(found: Study) -> Row:
 
 
 def _figures(study: Study) -> DataFrame:
-    """Extend the study's frame by the figures of a comparison."""
+    """Extend the study's frame by the columns that only a comparison has."""
     frame = study.to_frame().rename(columns={"guarantee": "guarantee_status"})
     frame = frame.assign(model_noise=np.nan, guarantee="", delta=np.nan)
     for index, path in frame.loc[frame["status"] == "finished", "folder"].items():

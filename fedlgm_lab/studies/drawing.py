@@ -1,4 +1,4 @@
-"""Pictures of a study, which show a metric over a key of the grid, or over the rounds."""
+"""Draws a metric of a study against a key of the grid or against the rounds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Drawn(Protocol):
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values compared methods share."""
+        """Keys that must have equal values when methods are compared."""
 
     def to_frame(self) -> DataFrame:
-        """One row per run."""
+        """Return a frame with one row per run."""
 
     def history(self) -> DataFrame:
-        """One row per run and round."""
+        """Return a frame with one row per run and round."""
 
 
 def draw(
@@ -45,7 +45,7 @@ def draw(
     spread: str,
     labels: Mapping[str, str],
 ) -> Figure:
-    """See `Study.plot`.
+    """Draw the picture of `Study.plot`.
 
     Raises:
         ConfigError: a key, metric, spread or kind of file is unknown.
@@ -138,15 +138,15 @@ def _values(frame: DataFrame, key: str) -> list[Any]:
 
 
 def _method(key: str) -> str:
-    """Return the column for a key: "mechanism" and "method" both hold the mechanism's label."""
+    """Return the column of a key; the column "method" stands for the key "mechanism"."""
     return "method" if key == "mechanism" else key
 
 
 def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -> DataFrame:
     """Average over the pooled settings, with one row per seed and combination of the keys' values.
 
-    Only the seeds with the largest number of pooled settings have rows. The settings of one seed
-    are not independent, so an interval counts their mean as one figure.
+    Only the seeds with the largest number of pooled settings have rows. The figures of a seed's
+    settings are not independent, so their mean counts as one figure of an interval.
     """
     if not pooled or rows.empty:
         return rows
@@ -161,8 +161,8 @@ def _per_seed(rows: DataFrame, keys: list[str], pooled: Sequence[str], y: str) -
 
 
 def _reach(values: np.ndarray, spread: str) -> tuple[float, float]:
-    """Compute the bounds of the spread of figures; both are the mean if there are fewer than two
-    figures.
+    """Compute the lower and the upper end of the spread of figures; both ends are the mean if there
+    are fewer than two figures.
     """
     mean = float(values.mean())
     if len(values) < 2:

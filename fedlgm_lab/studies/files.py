@@ -1,25 +1,30 @@
-"""Studies as TOML files: users' files, and the bundled ones for papers' tables and figures.
+"""Studies in TOML files, which are users' files or the bundled files for the papers' tables and
+figures.
 
 title = "Three mechanisms at two budgets"
 recipe = "digits"
 seeds = 5
 
 [grid]
-mechanism = ["uniform", "gaussian", {label = "small bound", name = "uniform", options = {bound =
-0.5}}] "privacy.epsilon" = [8.0, 2.0]
+mechanism = [
+    "uniform",
+    "gaussian",
+    {label = "small bound", name = "uniform", options = {bound = 0.5}},
+]
+"privacy.epsilon" = [8.0, 2.0]
 
-[set]                      # for all runs
+[set]                      # changes of the recipe for all runs
 "federation.rounds" = 50
 
-[quick]                    # with --quick, on top of it
+[quick]                    # further changes with --quick
 "federation.rounds" = 2
 
-[[claims]]                 # what is said about it, and checked: see `fedlgm_lab.studies.claims`
+[[claims]]                 # a claim to test, see `fedlgm_lab.studies.claims`
 says = "A small bound costs accuracy"
 a = "small bound"
 b = "uniform"
 expect = "lower"
-each = "privacy.epsilon"   # a claim for each value of this key, whose sentence ends in "at 8.0"
+each = "privacy.epsilon"   # one claim for each value of this key; its sentence ends in "at 8.0"
 """
 
 from __future__ import annotations
@@ -52,13 +57,13 @@ class StudyFile(BaseModel):
     Attributes:
         name: name of the study; default: name of its file.
         title: title in one line.
-        paper: the table or figure that it reproduces, such as "002, Table 3".
-        data: required data, and where to get them; empty for bundled data.
+        paper: the table or figure that the study reproduces, such as "002, Table 3".
+        data: the data that the study needs, and where to get them; empty for bundled data.
         recipe: name of a bundled recipe, or path of a recipe file.
         seeds: number of repetitions of each combination.
         grid, search, search_seeds: see `simulations.study`.
         tune: values that --tuned searches for every method, to test whether the claims also hold at
-            searched settings.
+            each method's best settings.
         set: changes of the recipe for all runs.
         quick: further changes of the recipe, for a short trial.
         claims: the paper's claims.
@@ -142,8 +147,9 @@ class Paper(BaseModel):
         authors: authors of the paper.
         arxiv: number of the paper on arXiv.
         mechanisms: names of the paper's mechanisms.
-        recipes: bundled recipes with the paper's settings. figures, tables: numbers of the paper's
-        figures and tables.
+        recipes: names of the bundled recipes with the paper's settings.
+        figures: number of figures in the paper.
+        tables: number of tables in the paper.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -159,7 +165,7 @@ class Paper(BaseModel):
 
 
 def papers() -> dict[str, Paper]:
-    """Load the papers, by the number with which the names of their studies begin.
+    """Load the papers. The key is the number with which the names of a paper's studies begin.
 
     Example:
         >>> papers()["004"].mechanisms[0]
@@ -170,7 +176,7 @@ def papers() -> dict[str, Paper]:
 
 
 def elsewhere() -> dict[str, Elsewhere]:
-    """Load the papers' tables and figures that no study makes, by name.
+    """Load the entries of the papers' tables and figures that no grid of runs makes, by name.
 
     Example:
         >>> print(elsewhere()["003-table-3"])
@@ -181,8 +187,9 @@ def elsewhere() -> dict[str, Elsewhere]:
 
 
 def maker_of(name: str | None) -> str | None:
-    """Find the maker with a name, or the maker of the paper's table or figure with this name; None
-    if a grid of runs makes the table or figure, or if nothing does.
+    """Find the name of the maker (see `fedlgm_lab.studies.tables.maker`) that has a name or that
+    makes the paper's table or figure of this name. None if a grid of runs makes it, or nothing
+    does.
 
     Example:
         >>> maker_of("003-table-3")
@@ -238,7 +245,7 @@ def load(study: str) -> StudyFile:
 
 
 def _locate(path: Path, base: str) -> Path:
-    """Find the file of the bundled study that a file extends."""
+    """Find the file of the bundled study `base`, which the file `path` extends."""
     if base not in names():
         raise ConfigError(
             f"{path}: `extends` names no bundled study; {alternatives(base, names())}"
@@ -258,8 +265,8 @@ def requested_study(
 
     Args:
         name: name of the study, or of a recipe if there is a grid.
-        grid: "key=value,value", in addition to the study's; a key that the study has is replaced,
-            with a notice.
+        grid: "key=value,value", in addition to the study's grid; if the study has the key, these
+            values replace the study's values, and a notice says so.
         search: "key=value,value", in addition to the study's search.
         overrides: "section.key=value", in addition to the study's changes.
         quick: whether to apply the study's `quick` changes, with one seed.

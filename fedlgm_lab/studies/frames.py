@@ -23,7 +23,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.headline import is_share
 
 _SPENT = ("epsilon", "claimed_epsilon", "audited_epsilon")
-_ALARMS = "0.01"  # rate of false alarms for which tables state the share that an attacker can find
+_ALARMS = "0.01"  # rate of false alarms at which tables state the share found
 _FIRST, _LAST = (
     ("seed", "status", "reason", *_SPENT, "attack_tpr", "guarantee", "noise_reproducible"),
     ("seconds", "folder"),
@@ -39,7 +39,7 @@ _ROUND = ("epsilon", "claimed_epsilon", "noise_norm", "noise_scale", "released")
 def runs(
     jobs: Sequence[Job], out: Path, failed: Mapping[str, str], keys: Sequence[str], headline: str
 ) -> pd.DataFrame:
-    """Build a frame with one row per run, in the order of the jobs."""
+    """Build the frame of `Study.to_frame`, with one row per run in the order of the jobs."""
     rows = [_row(job, out / job.folder, failed.get(job.folder)) for job in jobs]
     names = [
         name
@@ -51,7 +51,7 @@ def runs(
 
 
 def history(jobs: Sequence[Job], out: Path, keys: Sequence[str]) -> pd.DataFrame:
-    """One row per run and round."""
+    """Build the frame of `Study.history`, with one row per run and round."""
     rows = []
     for job in jobs:
         path = out / job.folder
@@ -120,8 +120,8 @@ def latex(table: pd.DataFrame, keys: Sequence[str], metrics: Sequence[str]) -> s
 def cells_of(
     frame: pd.DataFrame, keys: Sequence[str], values: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """List the combinations of the columns' values, each once and in order, among the rows that
-    have the values of a mapping.
+    """List the combinations of the columns `keys` that occur in the rows with the given values,
+    each once and in the order of their first rows.
     """
     cells: dict[tuple[str, ...], dict[str, Any]] = {}
     for _, row in at(frame, values).iterrows():
@@ -131,7 +131,7 @@ def cells_of(
 
 
 def values_of(frame: pd.DataFrame, key: str) -> list[Any]:
-    """List the values of a column, each once and in order."""
+    """List the values of a column, each once and in the order of their first rows."""
     return [cell[key] for cell in cells_of(frame, [key], {})]
 
 
@@ -145,12 +145,12 @@ def at(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def metrics_of(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """List the metrics among the columns of `runs`."""
+    """List the columns of a frame of runs that hold metrics."""
     return [name for name in frame.columns if name not in (*keys, *_ABOUT)]
 
 
 def require_finished(frame: pd.DataFrame) -> None:
-    """Refuse a study without figures.
+    """Raise an error if a study has runs and none of them is finished.
 
     Args:
         frame: a study's runs.
@@ -163,12 +163,12 @@ def require_finished(frame: pd.DataFrame) -> None:
 
 
 def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None:
-    """Refuse the name of a column that holds no figures.
+    """Raise an error if a name is not the name of a column with figures.
 
     Args:
         frame: a study's runs or rounds.
-        metrics: the names to suggest.
-        name: the given name.
+        metrics: names of the study's metrics, which the message lists.
+        name: the name to check.
 
     Raises:
         ConfigError: the study has no metric of this name.
@@ -181,8 +181,8 @@ def check_metric(frame: pd.DataFrame, metrics: Sequence[str], name: Any) -> None
 
 
 def metrics_at(path: Path, own: Own) -> dict[str, float]:
-    """Read a finished run's metrics, and measure on its final model those that the run did not
-    measure.
+    """Read a finished run's metrics, and measure the missing ones of `own.metrics` on its final
+    model.
 
     The names that `own.evaluate` returns are unknown before the call, so `own.evaluate` is called
     again even if the run called it.
@@ -262,7 +262,7 @@ def name_of(value: Any) -> str:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a frame's value is None or NaN, as it is if a key does not affect a method."""
+    """Tell whether a frame's value is None or NaN, as for a key without effect on the method."""
     return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
 
 

@@ -23,7 +23,7 @@ from simulations.config.own import Own
 from simulations.config.recipe import Recipe
 
 _OWN_KEYS = ("name", "variant", "group_by")
-# keys that distinguish the runs of a study -> what sets the key on the command line, and in Python
+# keys that distinguish the runs of a study -> how to set the key on the command line and in Python
 _RESERVED = {
     "name": ("--out", "folder"),
     "mechanism.name": ("--methods", "grid={'mechanism': ...}"),
@@ -77,18 +77,19 @@ def jobs(
     The runs of the first method come first.
 
     Args:
-        recipe: bundled name or path; its mechanism section gives options to every method that has
-            them.
+        recipe: name of a bundled recipe, or path of a recipe file. An option in its mechanism
+            section applies to every method that has this option.
         methods: "mechanism", "mechanism:variant" or "package.module:Class"; None compares the
             recipe's own mechanism with plain ones (see `fedlgm_lab.studies.methods.usual`).
-        seeds: repetitions of each method. If the recipe has a seed, a run's keys are derived from
-            this seed and from all settings of the run; otherwise from the operating system.
-            Repetitions of all methods start from the same initial models, which are public.
+        seeds: repetitions of each method. If the recipe has a seed, a run's noise keys are derived
+            from this seed and from all settings of the run; otherwise the operating system supplies
+            them. In each repetition, all methods start from the same initial model, which is
+            public.
         overrides: "section.key=value" for all methods, "METHOD/section.key=value" for one method.
-            Keys of [mechanism] reach the methods that have such an option.
-        epsilons: budgets; the recipe's own if empty.
-        partitions: partition schemes; the recipe's own if empty. A scheme ignores options that it
-            does not have.
+            Keys of [mechanism] apply to the methods that have such an option.
+        epsilons: budgets; the recipe's budget if empty.
+        partitions: partition schemes; the recipe's scheme if empty. A scheme ignores the recipe's
+            options that it does not have.
 
     Raises:
         ConfigError: a method, key or value is unknown.
@@ -188,18 +189,20 @@ def plan_jobs(
 ) -> list[Job]:
     """Make a job for every combination of a method, a value on each axis and a repetition.
 
-    If the recipe's rules refuse a run, its job states the reason, unless all runs are refused.
+    If the recipe's rules refuse a run, its job holds the reason. If they refuse all runs, an error
+    is raised.
 
     Args:
         base: the recipe of all runs.
         methods: result of `methods_of`.
         axes: values by recipe key. A budget or noise multiplier has no effect on a method without
-            privacy. An option of [mechanism] has no effect on a method that lacks the option. Such
-            a method has one run, while other methods have one run for each value.
+            privacy. An option of [mechanism] has no effect on a method that lacks the option. A
+            method that a key does not affect is run once per repetition, and not once for each
+            value of the key.
         seeds: numbers of the repetitions.
         options: {"mechanism.option": value}, which apply to the methods that have the option.
         own: objects of all runs.
-        labelled: whether the mechanism is one of the grid's keys.
+        labelled: whether "mechanism" is one of the grid's keys.
         networks: the models that the axis "model" names.
 
     Raises:
@@ -256,7 +259,7 @@ def derived_seed(
         seed: the recipe's seed.
         raw: the plain values of the run's recipe.
         repetition: number of the repetition.
-        own: hashes of objects that the plain values name.
+        own: hashes of the Python objects of which the plain values hold only the names.
     """
     facts = {
         section: values
@@ -316,7 +319,7 @@ def _raw(base: Recipe, method: Method, options: Mapping[str, Any]) -> dict[str, 
     else:
         override(raw, options)
     if method.name == "none" and raw["run"].get("audit"):
-        raw["run"]["audit"] = False  # there is no noise to audit
+        raw["run"]["audit"] = False  # without noise, there is nothing to audit
     return raw
 
 
@@ -329,7 +332,8 @@ def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
             word = {"privacy.epsilon": f"eps{number}", "data.partition": number}
             words.append(word.get(key, f"{key.rpartition('.')[2]}={number}"))
     full_name = "-".join(words)
-    # A label, or the dotted name of a user's own object, may hold characters that folders may not.
+    # a label, or the dotted name of a user's object, may hold characters that a folder's name may
+    # not
     plain = full_name.replace(":", "-").replace("/", "-")
     name = _PLAIN_NAME.sub("-", plain)
     if name != plain or len(name) > _LONGEST:
@@ -338,7 +342,7 @@ def _folder(method: Method, point: Mapping[str, Any], repetition: int) -> str:
 
 
 def _means(key: str, method: Method, option_names: Mapping[str, set[str]]) -> bool:
-    """Tell whether a key of the grid affects a method."""
+    """Tell whether a key of the grid has an effect on a method's runs."""
     if key in ("privacy.epsilon", "privacy.noise_multiplier"):
         return method.private
     return (
@@ -354,8 +358,8 @@ def _key(text: str) -> str:
 def _sorted_overrides(
     methods: Sequence[str], overrides: Iterable[str]
 ) -> tuple[list[str], list[str], dict[str, list[str]]]:
-    """Sort overrides into those for all runs, for all methods' mechanism sections, and for one
-    method.
+    """Divide overrides into those for all runs, those for the mechanism sections of all methods,
+    and those for single methods, by label.
     """
     common: list[str] = []
     mechanism: list[str] = []

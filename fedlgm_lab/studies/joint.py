@@ -20,10 +20,10 @@ from simulations.summaries.terminal import number
 def together(done: Sequence[Job], out: Path) -> JointCost:
     """Compute the joint cost of all runs in a folder, by composition over all releases.
 
-    Runs of earlier grids and searches in the folder are included. A run's participant with the
-    largest cost represents all of its participants, and the events of all runs are composed. There
-    is no joint epsilon if the runs differ in the unit, the relation or the division of the data, or
-    if a run was stopped early because of its results.
+    Runs of earlier grids and searches in the folder are included. In each run, the participant with
+    the largest cost stands for all participants, and the events of all runs are composed. There is
+    no joint epsilon if the runs differ in the unit, the relation or the division of the data, or if
+    a run was stopped early because of its results.
     """
     # a refused run has no folder and has released nothing
     runs = {out / job.folder: job.recipe for job in done if (out / job.folder).exists()}

@@ -1,4 +1,4 @@
-"""Methods of a study: mechanisms by name, with a variant, with options, or as Python objects."""
+"""Methods of a study, which are mechanisms as names, with a variant and options, or as objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN: dict[Unit, tuple[str, ...]] = {
     "client": ("uniform", "gaussian"),
     "example": ("dp-sgd", "auto-s"),
 }
-"""Mechanisms with which a recipe's own mechanism is compared by default."""
+"""Mechanisms with which a recipe's mechanism is compared by default, by unit."""
 
 FORMS = {
     "mechanism": "an entry of grid['mechanism'] must be a name, 'name:variant', "
@@ -87,7 +87,9 @@ class Method:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options that a recipe's [mechanism] may give the method; an object takes none."""
+        """Names of the method's options in a recipe's [mechanism]; a mechanism object has no
+        options.
+        """
         return (
             ()
             if self.mechanism is not None
@@ -96,7 +98,7 @@ class Method:
 
     @property
     def private(self) -> bool:
-        """Whether the method adds noise, so that a budget affects it."""
+        """Whether the method adds noise, so that a budget has an effect on it."""
         if self.mechanism is not None:
             return not isinstance(self.mechanism, NoPrivacy)
         return mechanisms.is_private(self.name)

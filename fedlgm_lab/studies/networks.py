@@ -60,8 +60,8 @@ class Network:
         return cls(label or object_name(what).strip("<>"), what)
 
     def into(self, raw: dict[str, Any], own: Own) -> Own:
-        """Write the model into the [model] section of a recipe's plain values, whose seed stays,
-        and return the run's objects.
+        """Replace the model in the [model] section of a recipe's plain values, except for its seed,
+        and return the run's Python objects.
         """
         seed = {key: value for key, value in raw["model"].items() if key == "seed"}
         if isinstance(self.what, str):
@@ -91,7 +91,7 @@ def networks_of(entries: Iterable[Any]) -> dict[str, Network]:
 def first_of_huggingface(entries: Iterable[Any]) -> Any:
     """Return the first of a study's models if all of them are Hugging Face models; otherwise None.
 
-    Studies of Hugging Face models have another default recipe.
+    A study of such models has a different default recipe.
 
     Example:
         >>> first_of_huggingface(["mlp", "cnn"]) is None
@@ -102,7 +102,8 @@ def first_of_huggingface(entries: Iterable[Any]) -> Any:
 
 
 def task_of(entries: Iterable[Any]) -> str | None:
-    """Find the task that the models' classes imply (see `fedlgm.training.models.task_of`).
+    """Find the task that the models' classes imply, see `fedlgm.training.models.task_of`; None if
+    there is none.
 
     Raises:
         ConfigError: the models have different tasks, whose figures cannot be compared.

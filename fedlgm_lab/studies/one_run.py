@@ -1,5 +1,5 @@
-"""One run of a study, which is started, continued or read, in a folder that later studies
-recognise.
+"""Starts, continues or reads one run of a study, in a folder by which later calls recognise the
+run.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
     if path.is_dir() and all(
         inner.is_dir() and not inner.is_symlink() for inner in path.rglob("*")
     ):
-        # only empty folders are removed; a folder with a file may belong to a run that has spent
-        # budget
+        # remove the folder only if it holds no file, because a file may show that budget was spent
         shutil.rmtree(path)
 
     def report(row: FullRow) -> None:
@@ -85,8 +84,8 @@ def bring(job: Job, out: Path, engine: str = "local", on_row: OnRow | None = Non
 
 
 def _same(stored: Recipe, wanted: Recipe) -> bool:
-    """Tell whether a stored recipe is the requested recipe; where the request says "auto", the
-    stored value may be the one that was chosen when the run started.
+    """Tell whether a stored recipe is the requested recipe; if the request has "auto", the stored
+    value may be the value that was chosen when the run started.
     """
     settled_at_start = (
         ("training", "vectorize"),

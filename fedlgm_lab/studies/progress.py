@@ -1,4 +1,4 @@
-"""A line that shows the progress of a study's runs and the remaining time."""
+"""Shows the progress of a study's runs and the remaining time in a line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Line:
         self._bar.refresh()
 
     def close(self, summary: bool = True) -> None:
-        """End the line, and write the number of ended runs unless `summary` is False."""
+        """Remove the line, and write the number of ended runs unless `summary` is False."""
         self._bar.close()
         if summary and self._shown:
             self._stream.write(f"study: {self._runs()}\n")

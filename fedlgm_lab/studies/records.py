@@ -21,9 +21,10 @@ from simulations.config.assembly import Assembly
 from simulations.runs import strict_json
 
 FILE = "study.json"
-"""File of a study's figures, in its folder."""
+"""Name of the file in a study's folder that holds the study's figures."""
 NOT_KEPT = ["seconds", "folder"]
-"""Columns that files omit, because wall times show how many clients took part."""
+"""Columns that files omit: wall times show how many clients took part, and folders are local paths.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ class Records:
     """The figures of a study, from its runs or from its file `study.json`.
 
     Attributes:
-        keys: key columns of the cells.
+        keys: columns that identify a cell.
         headline: the task's metric that summarises a run.
-        shown: metrics of the table, if the caller names none.
+        shown: metrics that a table shows if the caller names none.
         joint: see `Study.joint`.
         runs: see `Study.to_frame`.
         rounds: see `Study.history`; None if the file holds none.
-        searched: keys of the search; empty if there was none.
-        search: see `Study.search`; None if there was none.
-        beside: frames of the runs at neighbouring values of a search, one for each step; None if
-            there was none.
+        searched: keys of the search; empty if there was no search.
+        search: see `Study.search`; None if there was no search.
+        beside: frames of the final runs at the values next to the chosen values, one for each step;
+            None if there was no search.
     """
 
     keys: Sequence[str]
@@ -153,8 +154,8 @@ class Records:
 def _search_table(
     search: Search, runs: pd.DataFrame, chosen: Sequence[Job], keys: Sequence[str], headline: str
 ) -> pd.DataFrame:
-    """Make a table of a search's cells, which marks the chosen cells and the keys at whose lowest
-    or highest value a cell lies.
+    """Make a table of a search's cells. Column "chosen" marks the chosen cells; column "edge" names
+    the keys of which a cell has the lowest or highest value.
     """
     table = frames.cells(runs, keys, [headline])
     names = {
@@ -182,7 +183,7 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
         "runs": rows_of(records.runs.drop(columns=NOT_KEPT)),
     }
     history = records.rounds
-    # it is possible that no run has a round
+    # the columns are missing if no run has completed a round
     if rounds and history is not None and {*rounds} <= {*history}:
         values["rounds"] = rows_of(
             history.dropna(subset=list(rounds))[[*records.keys, "seed", "round", *rounds]]
@@ -199,7 +200,8 @@ def plain_values(records: Records, rounds: Sequence[str] = ()) -> dict[str, Any]
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn the errors of a block of code that writes a study's files into errors with a remedy.
+    """Run a block of code that writes a study's files, and turn an error of the system into an
+    error that names a remedy.
 
     Raises:
         RunError: the system refuses a file.

@@ -21,25 +21,25 @@ from fedlgm_lab.studies.study_rows import JointCost
 from simulations.runs import strict_json
 
 Sides = tuple[str, Any, Any]
-"""The two compared sides: a key, and two of the key's values."""
+"""Two sides to compare, as a key of the grid and two values of this key."""
 
 
 @dataclass(frozen=True, repr=False)
 class StudyDifference(Difference):
-    """Difference between two methods' figures, over all cells of the grid and in each cell.
+    """Difference between the figures of two sides, over all cells of the grid and in each cell.
 
     Attributes:
         mean, low, high, p, seeds: statistics of the seeds' differences (see `Difference`). A seed's
-            difference is the difference between the two methods' means over the cells for which
-            both methods have a figure. Only the seeds with the most such cells count; NaN if there
-            is only one such seed.
+            difference is the difference between the two sides' means over the cells for which both
+            sides have a figure. Only the seeds with the most such cells count; the statistics are
+            NaN if there is only one such seed.
         cells: one row per cell: the grid's keys, mean, low, high (NaN for fewer than two seeds), p,
             `p_holm` (adjusted for the number of cells), seeds, `left_out` (number of further seeds
             for which a run diverged or failed), the proven epsilon of both sides, and `claimed`.
-            `claimed` is true if `p_holm` is below 0.05 and no seed is left out (runs that diverge
-            are not a random sample). After a search, the difference must also have the same sign
-            and p below 0.05 if the searched value of both methods is one step lower, and if it is
-            one step higher.
+            The last is true if `p_holm` is below 0.05 and no seed is left out (runs that diverge
+            are not a random sample). After a search, the difference must also keep its sign, with p
+            below 0.05, when the searched value of both sides is one step lower and when it is one
+            step higher.
 
     Example:
         >>> import pandas as pd
@@ -66,10 +66,11 @@ class StudyDifference(Difference):
 
 
 class Study:
-    """Finished runs of a grid. The figures are measured with the final models on the test set.
+    """Runs of a grid that have ended. The metrics are measured with the final models on the test
+    set.
 
     `Study.read` reads the figures from the file `study.json` that every study writes into its
-    folder; its frames have no seconds and no folders.
+    folder; the frames of such a study have no seconds and no folders.
 
     Example:
         >>> import simulations, tempfile
@@ -110,13 +111,15 @@ class Study:
 
     @property
     def keys(self) -> list[str]:
-        """Key columns of the cells: "method", the grid's keys, and the keys of a search."""
+        """Names of the columns that identify a cell: "method", the grid's keys and the keys of a
+        search.
+        """
         return list(self.records.keys)
 
     @property
     def compared_keys(self) -> list[str]:
-        """Keys whose values are equal for compared methods; this excludes the keys of a search,
-        whose values are chosen for each method separately.
+        """Keys that must have equal values when methods are compared. The keys of a search are not
+        among them, because their values are chosen for each method separately.
         """
         return [
             key for key in self.keys if key not in ("method", "mechanism", *self.records.searched)
@@ -137,18 +140,20 @@ class Study:
         return self.records.runs
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a frame with one row per run: the method, the grid's keys and all figures.
+        """Return a frame with one row per run: the method, the values of the grid's keys and all
+        figures.
 
-        The figures are seed, status and reason, epsilon proven, claimed and audited, `attack_tpr`
-        (the largest share of units that an attack with 1 % false alarms finds), the guarantee's
-        status, metrics, noise scale (l2 norm of the noise in each round's mean, summed
-        over the rounds), seconds of the rounds, and folder. A run without figures has a reason.
+        The other columns are the seed; the run's status, and the reason if it has no figures; the
+        proven, the claimed and the audited epsilon; `attack_tpr` (the largest share of units that
+        an attack with 1 % false alarms can find); the guarantee's status; the metrics; the noise
+        scale (l2 norm of the noise in each round's mean, summed over the rounds); the seconds that
+        the rounds took; and the folder.
         """
         return self._frame.copy()
 
     def history(self) -> pd.DataFrame:
-        """Return a frame with one row per run and round: keys, seed, round and the round's public
-        figures.
+        """Return a frame with one row per run and round: the values of the keys, the seed, the
+        number of the round and the round's public figures.
 
         Raises:
             ConfigError: the study's file holds no rounds.
@@ -173,8 +178,8 @@ class Study:
     def to_latex(
         self, path: Path | str | None = None, metrics: str | Sequence[str] | None = None
     ) -> str:
-        """Format the table for a paper (package booktabs): mean and half the width of the 95 %
-        interval of each metric, and epsilon with its guarantee.
+        """Format the table in LaTeX (package booktabs), with the mean of each metric, half the
+        width of its 95 % interval, the epsilon and the status of the guarantee.
 
         Args:
             path: file to write as well.
@@ -205,16 +210,16 @@ class Study:
         spread: str = "interval",
         labels: Mapping[str, str] | None = None,
     ) -> Figure:
-        """Draw a metric over a key of the grid, or over the rounds: the mean over the seeds, with
-        the spread.
+        """Draw the mean and the spread of a metric over the seeds, against a key of the grid or
+        against the rounds.
 
         Args:
             path: PNG, SVG or PDF to write.
             x: a key of the grid, or "round"; default: the first key with several values, or else
                 "round".
-            hue: key, or keys, whose values have separate lines: one line for each combination.
-                Figures are then averaged over all other keys, and the legend names these keys.
-                Default: all keys with several values, so that no line joins different settings.
+            hue: key, or keys, of the grid; each combination of their values has a separate line.
+                Figures are then averaged over all other keys, which the legend names. Default: all
+                keys with several values, so that no line joins different settings.
             y: metric; default: the task's headline.
             spread: "interval" (95 %, Student) or "std".
             labels: texts to show instead of methods, keys and metrics.
@@ -233,7 +238,8 @@ class Study:
         x: str | None = None,
         y: str | None = None,
     ) -> str:
-        """Write the study's tables and picture into its folder; returns their names as text.
+        """Write the study's tables and picture into its folder, and return a line of text with the
+        names of the files.
 
         Args:
             content: values of the study's `study.json`.
@@ -297,8 +303,8 @@ class Study:
         return _differences(self._frame, self.records.beside, (by, a, b), name, others, at or {})
 
     def _key_of(self, a: Any, b: Any) -> str:
-        """Find the first key that has both values; if no key has, the first key with several
-        values, which the caller's message then lists.
+        """Find the first key that has both values. If no key has both, return the first key with
+        several values, so that the caller's message lists them.
         """
         by_key = {
             key: frames.values_of(self._frame, key) for key in ("method", *self.compared_keys)
@@ -309,8 +315,8 @@ class Study:
 
     @property
     def search(self) -> pd.DataFrame:
-        """The whole search: mean, interval and n of the headline for every method and value, and
-        the choices.
+        """A frame of the search, with the headline's mean and interval and the number n of runs for
+        every method and value; it marks the chosen values.
 
         Raises:
             ConfigError: the study has no search.
@@ -412,7 +418,9 @@ def _differences(
 
 
 def left_out(frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, both: pd.DataFrame) -> int:
-    """Count a cell's seeds for which one side has no figure; 0 if a side has no runs there."""
+    """Count the seeds of a cell for which a side has no figure; 0 if a side has no runs in the
+    cell.
+    """
     by, *values = sides
     seeds = [{*frames.at(frame, {by: value, **cell})["seed"]} for value in values]
     return len(set.union(*seeds) - {*both.index}) if all(seeds) else 0
@@ -425,8 +433,8 @@ def _same_sign(actual: Difference, wanted: Difference) -> bool:
 def pair_seeds(
     frame: pd.DataFrame, cell: Mapping[str, Any], sides: Sides, metric: str
 ) -> tuple[pd.DataFrame, list[float]]:
-    """Collect the figures "a" and "b" of both sides in a cell, for the seeds for which both sides
-    have a figure, and the largest proven epsilon of each side.
+    """Collect a cell's figures, as columns "a" and "b" for the two sides, for the seeds for which
+    both sides have a figure. Also return the largest proven epsilon of each side.
     """
     if metric not in frame:  # a frame without runs
         return pd.DataFrame(columns=["a", "b"]), []

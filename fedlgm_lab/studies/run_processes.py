@@ -1,4 +1,4 @@
-"""Runs of a study in other processes: on this machine (joblib's loky), or on a Ray cluster."""
+"""Runs of a study in other processes, on this machine (with joblib's loky) or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedlgm_lab.studies.one_run import Ended, bring
 from simulations.runs.folder import RunFolder
 
 _LOOK_S = 0.5
-_PATIENCE_S = 10.0  # longest wait for a worker of a killed study, which ends on its own
+_PATIENCE_S = 10.0  # longest wait for the worker of a killed study to end
 _watching = threading.Event()
 
 
 def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tuple[Job, Ended]]:
-    """Yield each run with its outcome, in the order in which they end.
+    """Run every job in worker processes, and yield each job with its outcome when it ends.
 
-    Objects are sent by cloudpickle, which includes classes of a notebook; the caller's main module
-    is not imported.
+    cloudpickle sends the objects, including classes that a notebook defines; the workers do not
+    import the caller's main module.
 
     Args:
         todo: the runs.
@@ -46,14 +46,14 @@ def on_this_machine(todo: Sequence[Job], out: Path, workers: int) -> Iterator[tu
 
 
 def on_cluster(todo: Sequence[Job], out: Path, address: str) -> Iterator[tuple[Job, Ended]]:
-    """Yield each run with its outcome, from a Ray cluster with one run per CPU; the address "local"
-    starts a cluster on this machine.
+    """Run every job on a Ray cluster, with one job per CPU, and yield each job with its outcome
+    when it ends.
 
     Args:
         todo: the runs.
         out: folder of the run folders, on storage that the cluster's machines share.
         address: "auto" for a cluster that runs on this machine, "host:port" for another cluster, or
-            "local".
+            "local" to start a cluster on this machine.
 
     Raises:
         RunError: there is no such cluster.
@@ -86,7 +86,7 @@ def work(
         out: folder of the run folders.
         place: the caller's working directory and Python path, in which a recipe's own names are
             found.
-        with_parent: whether the run ends with the process that requested it.
+        with_parent: whether the run ends when the process that requested it ends.
     """
     import torch
 
@@ -113,7 +113,9 @@ def _in_use(path: Path) -> bool:
 
 
 def _end_with(parent: int) -> None:
-    """End this process once its parent is gone, because its results would not be read."""
+    """Wait until the parent process is gone, then end this process, whose results nobody would
+    read.
+    """
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)

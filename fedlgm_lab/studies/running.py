@@ -1,12 +1,12 @@
-"""Completes the runs of a study, in this process or in worker processes, without repeating finished
-runs.
+"""Completes the runs of a study in this process or in worker processes. Finished runs are not
+repeated.
 
-Every run has a separate folder. If a set is started again with the same arguments, finished runs
-are read, an interrupted run is continued, and the remaining runs are started.
+Every run has a separate folder. If a set of runs is started again with the same arguments, finished
+runs are read, interrupted runs are continued, and the remaining runs are started.
 
-No two runs share noise, because a reader of two models with the same noise at different scales
-could subtract it. Without a seed, a run's noise keys come from the operating system; with a seed,
-they are derived from the seed and all settings of the run.
+No two runs share noise, because someone who holds two models with the same noise at different
+scales could remove the noise by subtraction. Without a seed, a run's noise keys come from the
+operating system; with a seed, they are derived from the seed and all settings of the run.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ def run(
     Args:
         todo: the runs of the set.
         out: folder of the run folders.
-        engine: engine that trains if the runs are completed one after another in this process.
+        engine: engine that trains the models if the runs are completed one after another in this
+            process.
         on_row: called with each round's metrics row. This includes the rows of finished runs, but
             not those of runs in other processes.
         workers: number of processes that take one run each; or the address of a Ray cluster, on
             which each CPU takes one run. The machines of the cluster must share the storage of
             `out`.
-        on_end: called with each run that has ended.
+        on_end: called with each run when it has ended.
 
-    Returns: The reasons why runs have no figures, by name of their folder.
+    Returns:
+        The reason why a run has no figures, by name of the run's folder; runs with figures are not
+        listed.
 
     Raises:
         ConfigError: `out` holds a run of the same name with other settings or objects.
@@ -91,8 +94,8 @@ def _outcomes(
     """Yield runs with their outcomes: first the runs that need no other process, then the remaining
     runs as they end.
 
-    Finished runs come first, then interrupted runs. A run with other settings or objects ends the
-    set, and it should be found before a new run is charged.
+    Finished runs come first, then interrupted runs. A folder that holds a run with other settings
+    or objects ends the set, and such a folder should be found before a new run spends budget.
     """
     todo = sorted(todo, key=lambda job: (_is_unfinished(job, out), not (out / job.folder).exists()))
     away = (

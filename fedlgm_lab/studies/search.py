@@ -1,4 +1,4 @@
-"""Searches of a study, which try the same values for every method, on separate seeds."""
+"""The search of a study, which tries the same values for every method, on separate seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedlgm.errors import ConfigError
 from simulations.config.grids import values_to_try
 
 FIRST_SEED = 1000
-"""Number of a search's first repetition. The final runs' repetitions begin at 0."""
+"""Number of a search's first repetition; the repetitions of the final runs begin at 0."""
 LEAST_SEEDS = 3
 
 Point = tuple[Any, ...]

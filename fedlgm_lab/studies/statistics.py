@@ -1,5 +1,5 @@
-"""The statistics of every comparison: intervals and tests of figures that are paired by seed, with
-Holm's correction.
+"""The statistics of every comparison, which are intervals and tests of differences that are paired
+by seed, and Holm's correction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlgm.errors import ConfigError
 LEVEL = 0.05
 """Level of every test."""
 MOST_SEEDS = 1000
-"""Largest number of seeds up to which the number that would decide a claim is computed."""
+"""Largest number of seeds that `seeds_to_reject` considers."""
 _ROUNDING = 1e-12
 """Largest relative difference of two float64 figures that counts as rounding."""
 
@@ -28,7 +28,7 @@ class Difference:
     Attributes:
         mean: mean of the differences.
         low, high: two-sided 95 % Student interval.
-        p: two-sided p-value of no difference.
+        p: two-sided p-value of the hypothesis that there is no difference.
         seeds: number of pairs.
 
     Example:
@@ -44,11 +44,12 @@ class Difference:
 
 
 def difference(a: Any, b: Any) -> Difference:
-    """Paired difference a - b over seeds: mean, 95 % interval and p-value.
+    """Compute the mean of the differences a - b, paired by seed, with its 95 % interval and
+    p-value.
 
     Runs of one seed share the initial model and the division of the data, so they are paired.
-    Rounds of one run depend on each other, so each run counts as one figure, the mean over its
-    rounds. The test is Student's t over the differences of these figures.
+    The rounds of a run are not independent, so each run counts as one figure, which is the mean
+    over its rounds. The test is Student's t over the differences of these figures.
 
     Args:
         a: figures of one method, [seeds], or [seeds, rounds] of the last rounds.
@@ -56,9 +57,9 @@ def difference(a: Any, b: Any) -> Difference:
 
     Returns:
         The difference. If all seeds differ by exactly the same amount, the interval has width zero.
-        Then p is 1 if there is no difference. It is 0 if there are at least five seeds and the
-        figures do not depend on the seed. In all other such cases p is the value of the sign test,
-        2^(1 - seeds), since accuracies on a small test set can agree by chance.
+        In this case, p is 1 if the differences are zero. Otherwise, p is 0 if there are at least
+        five seeds and neither method's figures depend on the seed. Otherwise, p is that of the sign
+        test, 2^(1 - seeds), because accuracies on a small test set can agree by chance.
 
     Raises:
         ConfigError: the shapes differ, there are fewer than two seeds, or a figure is not finite.
@@ -96,7 +97,7 @@ def difference(a: Any, b: Any) -> Difference:
         fixed = len(pairs) > 4 and _equal(first) and _equal(second)
         p = 1.0 if mean == 0 else 0.0 if fixed else 2.0 ** (1 - len(pairs))
         return Difference(mean, mean, mean, p, len(pairs))
-    from scipy.stats import ttest_1samp  # imported where it is needed, since it takes a moment
+    from scipy.stats import ttest_1samp  # imported here, because the import is slow
 
     tested = ttest_1samp(pairs, 0.0)
     low, high = tested.confidence_interval(0.95)
@@ -104,9 +105,11 @@ def difference(a: Any, b: Any) -> Difference:
 
 
 def p_at(tested: Difference, value: float) -> float:
-    """Two-sided p-value of the hypothesis that a difference is `value`, by Student's t.
+    """Compute the two-sided p-value of the hypothesis that a difference is `value`, by Student's t
+    test.
 
-    Differences that are equal in all seeds have no t; see `difference` for their p-values.
+    If the difference is the same for all seeds, Student's t is undefined; `difference` states the
+    p-values for this case.
 
     Example:
         >>> tested = difference([72.0, 73.0, 75.0], [71.0, 71.0, 72.0])
@@ -156,7 +159,7 @@ def seeds_to_reject(
 
 
 def _standard_error(tested: Difference) -> float:
-    """Standard error of a difference's mean, from its interval."""
+    """Compute the standard error of a difference's mean from the width of its interval."""
     from scipy.special import stdtrit
 
     return float((tested.high - tested.low) / 2 / stdtrit(tested.seeds - 1, 0.975))
@@ -168,8 +171,8 @@ def _equal(values: np.ndarray) -> bool:
 
 
 def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
-    """Difference between the two sides' means over the cells of a grid, for the seeds with the
-    largest number of cells.
+    """Compute the difference between two sides' means over the cells of a grid, for the seeds with
+    the largest number of cells.
 
     Args:
         figures: (seed, figure of one side, figure of the other) of every cell and seed that both
@@ -199,11 +202,11 @@ def over_cells(figures: Iterable[tuple[Any, float, float]]) -> Difference:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """Two-sided 95 % Student interval of the mean of figures, one per seed. It is (nan, nan) for
-    fewer than two figures, or if a figure is NaN.
+    """Compute the two-sided 95 % Student interval of the mean of figures, one per seed. It is (nan,
+    nan) if there are fewer than two figures, or if a figure is not finite.
 
     Args:
-        values: [seeds].
+        values: the figures, [seeds].
 
     Example:
         >>> [round(bound, 2) for bound in interval([2.0, 3.0, 4.0])]
@@ -217,7 +220,7 @@ def interval(values: Any) -> tuple[float, float]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values of a family of tests, adjusted by Holm's step-down procedure.
+    """Adjust the p-values of a family of tests by Holm's step-down procedure.
 
     If every hypothesis with an adjusted value below 0.05 is rejected, the probability of any false
     rejection is at most 0.05, under any dependence between the tests (Holm 1979).

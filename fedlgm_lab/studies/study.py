@@ -57,8 +57,8 @@ def study(
 
     A repeated call with the same folder makes only the missing runs.
 
-    Runs of one seed start from the same initial model and share the division of the data, so
-    methods are compared run by run. No two runs share their noise.
+    Runs with the same seed start from the same initial model and share the division of the data, so
+    methods are compared in pairs of runs. No two runs share noise.
 
     Args:
         recipe: a bundled recipe's name, a file, or a `Recipe`; default: the recipe that `simulate`
@@ -153,8 +153,8 @@ def base_of(
     given: Mapping[str, Any],
     overrides: Overrides,
 ) -> tuple[Recipe, Own, dict[str, Any]]:
-    """Find the recipe and the objects of all runs, and the options that only some of the grid's
-    mechanisms may have.
+    """Return the recipe and the Python objects of all runs, and the options of [mechanism] that
+    only some of the grid's mechanisms may have.
 
     Args:
         recipe: see `study`.
@@ -204,7 +204,7 @@ def _choose_finals(
     out: Path,
     failed: Mapping[str, str],
 ) -> tuple[list[Job], dict[Shift, list[Job]]]:
-    """Choose the final runs at each cell's best values, and those at the values one step away."""
+    """Choose the final runs at each cell's best values, and those one step away from them."""
     task = Assembly(trials[0].recipe, trials[0].own).data.task
     scores: dict[tuple, dict[Point, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job in trials:

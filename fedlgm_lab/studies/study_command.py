@@ -1,4 +1,4 @@
-"""The commands `fedlgm study` and `fedlgm compare`. Heavy imports happen inside."""
+"""The commands `fedlgm study` and `fedlgm compare`. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def study(
     )
 
     with _explain_interruption(), contextlib.redirect_stdout(sys.stderr):
-        # searched first, since the joint cost of the study also counts these runs
+        # the search comes first, because its runs also count in the joint cost of the study
         again = make(folder=folder / "tuned", search=parsed.tune) if tuned else None
         result = make(folder=folder, search=parsed.search or None)
     frames.require_finished(result.to_frame())
@@ -183,15 +183,16 @@ def compare(
     out: Path | None,
     as_json: bool,
 ) -> libraries.Group | dict[str, Any]:
-    """A study of methods, budgets and partitions, as tables, or as all figures with `as_json`.
+    """Run a study of methods, budgets and partitions, and return it as tables, or with `as_json` as
+    figures.
 
     Args:
-        recipe: see `fedlgm_lab.studies.jobs.jobs`, also for the next five arguments.
-        methods: labels.
-        seeds: repetitions.
-        overrides: changes.
-        epsilons: budgets.
-        partitions: schemes.
+        recipe: see `fedlgm_lab.studies.jobs.jobs`.
+        methods: see `jobs`.
+        seeds: see `jobs`.
+        overrides: see `jobs`.
+        epsilons: see `jobs`.
+        partitions: see `jobs`.
         engine: engine that trains.
         workers: processes that take one run each.
         attacks: see `fedlgm_lab.attacks.runs.measured.Attacks.parse`.

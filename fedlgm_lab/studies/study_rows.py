@@ -1,5 +1,5 @@
-"""Rows of a comparison: plain figures of its runs and cells, where a cell is a method at a budget
-and partition.
+"""Types of the rows that hold a comparison's figures. A cell is a method with a budget and a
+partition.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from typing import Any, TypedDict
 Row = dict[str, Any]
 
 CELL = ("method", "epsilon_budget", "partition")
-"""Keys of a comparison's cell. Runs without privacy have no budget."""
+"""Keys that identify a comparison's cell. Runs without privacy have no budget."""
 
 
 class JointCost(TypedDict):
     """The joint cost of all runs.
 
     Attributes:
-        epsilon: epsilon of all runs; infinite if one run is not private, None if there is no joint
-            figure.
-        epsilon_protected: epsilon of the runs whose releases are private; None if there is no joint
-            figure.
-        why: reason why there is no joint figure.
-        runs, runs_protected: number of these runs.
+        epsilon: joint epsilon of all runs; infinite if a run is not private, None if there is no
+            joint epsilon.
+        epsilon_protected: joint epsilon of the private runs; None if there is no joint epsilon.
+        why: reason why there is no joint epsilon; None if there is one.
+        runs: number of all runs.
+        runs_protected: number of the private runs.
         delta: largest delta among the recipes.
     """
 

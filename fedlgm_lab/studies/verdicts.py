@@ -1,8 +1,9 @@
-"""Decisions about claims: the tests of each form of claim, with Holm's correction over a study.
+"""Decides the outcomes of claims by tests for each form of claim, with Holm's correction over a
+study.
 
-A study has three families of tests: tests of what the claims say, tests of levels, and tests of the
-papers' effects. Each family is corrected over all claims of the study. Each kind of outcome is
-therefore false somewhere in a study with a probability of at most 5 %.
+A study has three families of tests: tests of the claims themselves, tests whether differences are
+level, and tests of the papers' effects. Each family is corrected over all claims of the study. The
+probability that a study contains a false outcome of a family is therefore at most 5 %.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Case:
         differences: the claim's difference, or the differences between neighbours in a ranking.
         margin: largest difference that counts as level; 0 if no difference does.
         complete: whether both sides have a figure for every seed. Runs that diverge or fail are not
-            a random sample, so the other seeds decide nothing.
+            a random sample, so such a claim is not decided by the other seeds.
     """
 
     claim: Claim
@@ -56,7 +57,7 @@ class Case:
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Values of the difference that separate the claim from its contrary."""
+        """Values of the difference at which the claim and its contrary meet."""
         claim = self.claim
         if claim.expect == "equal":
             return (-claim.margin, claim.margin)
@@ -90,14 +91,16 @@ class Case:
         return min(1.0, len(self.differences) * min(p_at(tested, end) for tested in reversed_steps))
 
     def p_level(self) -> float:
-        """Compute the p-value of a difference that is not within the margin of levels."""
+        """Compute the p-value of the hypothesis that the difference is at least the margin, whose
+        rejection shows that the difference is level; 1 if the estimate is not within the margin.
+        """
         if not self.margin or abs(self.shown.mean) >= self.margin:
             return 1.0
         return max(p_at(self.shown, end) for end in (-self.margin, self.margin))
 
     def p_effect(self) -> float:
-        """Compute the p-value of the paper's effect, if the estimate falls short of it; otherwise
-        1.
+        """Compute the p-value of the hypothesis that the effect is as large as the paper states, if
+        the estimate is smaller; otherwise 1.
         """
         effect = self.claim.effect
         if effect is None or self.sign * (effect - self.shown.mean) <= 0:
@@ -106,8 +109,8 @@ class Case:
 
     def seeds_needed(self, claims: int) -> int | None:
         """Compute the least number of seeds that would decide an undecided claim, at the strictest
-        step of Holm's method; None if there are no runs, or for more than `statistics.MOST_SEEDS`
-        seeds.
+        step of Holm's method. None if there are no runs, or if more than `statistics.MOST_SEEDS`
+        seeds would be needed.
 
         Args:
             claims: number of the study's claims.

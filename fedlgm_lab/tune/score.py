@@ -1,4 +1,4 @@
-"""Scores that compare the runs of a search: on the public test set, or by a noised query of the
+"""Scores that compare the runs of a search, on the public test set or by a noised query on the
 private data.
 """
 
@@ -35,7 +35,7 @@ from simulations.runs.headline import is_share
 from simulations.runs.rows import RunSummary
 
 _HALF = 0.5
-"""Bound of a unit's contribution. The unit's figure in [0, 1] is moved to [-1/2, 1/2]."""
+"""Bound of a unit's contribution, which is the unit's figure in [0, 1] minus 1/2."""
 _BATCH = 1000
 
 
@@ -52,11 +52,12 @@ class Score(ABC):
 
     @abstractmethod
     def events(self) -> list[dp_event.DpEvent]:
-        """Events of one score, in addition to the event of the run."""
+        """Return the accounting events of one score, in addition to the event of the run."""
 
     @abstractmethod
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """The score of a run; it is not finite for a run that counts as worse than all other runs.
+        """Compute the score of a run; the score is not finite if the run counts as worse than all
+        others.
 
         Args:
             summary: summary of the run.
@@ -75,7 +76,7 @@ class TestScore(Score):
         self.name, self._task = f"{task.headline} on the public test set", task
 
     def events(self) -> list[dp_event.DpEvent]:
-        """No events; see `Score.events`."""
+        """Return no events, because the test set is public."""
         return []
 
     @override
@@ -94,13 +95,13 @@ class PrivateScore(Score):
     of figure - 1/2 is released with noise.
 
     **Privacy.** A unit's term lies in [-1/2, 1/2] and depends only on its own examples and the
-    model, because every unit has a separate forward pass. So the sum moves by at most 1/2 if a unit
-    is added, removed or made zero, and by at most 1 if it is replaced. This is the Gaussian
-    mechanism for any scored model. A run with its score is the adaptive composition of the run and
-    the score. Its output (model, score) is ordered by the score. It is therefore the base mechanism
-    that Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is therefore the sum of
-    the run's and the score's Renyi divergences, and the score of the published run may be published
-    too.
+    model, because every unit has a separate forward pass. So the sum changes by at most 1/2 if a
+    unit is added, removed or made zero, and by at most 1 if it is replaced. For any given model,
+    the score is therefore a Gaussian mechanism. A run with its score is the adaptive composition of
+    the run and the score. Its output (model, score) is ordered by the score. This composition is
+    the base mechanism that Papernot and Steinke (2022, Theorems 2 and 6) repeat. Their r(a) is the
+    sum of the run's and the score's Renyi divergences, and the score of the published run may be
+    published too.
 
     Attributes:
         task: the task.
@@ -122,7 +123,7 @@ class PrivateScore(Score):
 
     @classmethod
     def calibrated(cls, assembly: Assembly, epsilon: float) -> PrivateScore:
-        """A score that costs `epsilon` at the recipe's delta.
+        """Make a score that costs `epsilon` at the recipe's delta.
 
         Raises:
             ConfigError: the epsilon is outside its range, or the initial model has no finite loss.
@@ -164,18 +165,18 @@ class PrivateScore(Score):
         )
 
     def events(self) -> list[dp_event.DpEvent]:
-        """See `Score.events`: one Gaussian release."""
+        """Return the event of one Gaussian release."""
         return [self.plan.event]
 
     def of(self, summary: RunSummary, module: nn.Module, keys: KeyRing) -> float:
-        """See `Score.of`. The search has charged this score before its first run."""
+        """Compute the noised score of a run, which the search has charged before its first run."""
         total = BoundedSum.empty(self.plan)
         total.add(self.contributions(module))
         return _HALF + float(release(total.total, self.plan, keys, round=1)) / self.plan.denominator
 
     @torch.no_grad()
     def contributions(self, module: nn.Module) -> torch.Tensor:
-        """Terms of the units [n, 1] in [-1/2, 1/2]; 0 for a unit without examples."""
+        """Compute the units' terms [n, 1] in [-1/2, 1/2]; a unit without examples has no term."""
         module.eval()
         with torch_threads(1):
             return torch.tensor(

@@ -1,4 +1,4 @@
-"""Plain values of a search, as printed and stored."""
+"""Types of a search's values, as they are printed and stored."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from fedlgm.privacy.selection import Law
 
 
 class SearchTerms(TypedDict):
-    """Public terms of a search, fixed before it.
+    """The public terms of a search, which are fixed before its first run.
 
     Attributes:
         recipe: name of the recipe.
         search: values by key, from which every run draws a combination.
         expected_runs: mean of the number of runs.
         law: law of this number.
-        score: figure that compares runs, and its data.
+        score: name of the figure that compares runs, and of its data.
         score_epsilon: epsilon of a single score of the private data; None for the public test set.
         score_noise: standard deviation of the noise in a score.
         delta: delta of both epsilons.
         epsilon: epsilon against readers of the one published model.
         epsilon_all_runs: epsilon against a party that sees the expected number of runs, rounded up.
         epsilon_one_run: epsilon of one run with settings that were not searched, without a score.
-        accountant: "rdp", since no other accountant covers a search.
+        accountant: "rdp", because no other accountant covers a search.
         guarantee: guarantee of the one model, in a sentence.
         noise_reproducible: whether a seed makes the number of runs, their order and their noise
             predictable, so that nothing is protected.

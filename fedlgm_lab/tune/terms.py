@@ -1,4 +1,4 @@
-"""A search before its first run, with its candidates and its cost, which do not depend on data."""
+"""The plan of a search: its candidates and its cost, which do not depend on the data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Search:
         own: Own,
         score_epsilon: float | None = None,
     ) -> Search:
-        """A search over all combinations of the grid's values; it takes the arguments of `tune`.
+        """Plan a search over all combinations of the grid's values; the arguments are those of
+        `tune`.
 
         Raises:
             ConfigError: there is nothing to search, a key may not be searched or does not exist,
@@ -82,7 +83,7 @@ class Search:
             candidate = resolve_hardware(recipes.Recipe.model_validate(raw))
             candidates.append(candidate)
             assembly = Assembly(candidate, own)
-            assembly.check()  # what cannot run is refused before anything is charged
+            assembly.check()  # refuses a recipe that cannot run, before anything is charged
             if assembly.data.spent is not None:
                 raise ConfigError(
                     "tune: these data were standardised with private statistics, which a search "
@@ -134,7 +135,7 @@ class Search:
 
 
 def run_event(assembly: Assembly) -> dp_event.DpEvent:
-    """Event of one whole run, from which a search's event follows.
+    """Return the accounting event of a complete run, from which a search's event follows.
 
     Raises:
         ConfigError: the run is not protected, or its rounds differ in cost.

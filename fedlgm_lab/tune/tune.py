@@ -1,9 +1,8 @@
 """Private selection: draw the number of runs, make the runs, and publish only the best run.
 
 Source: Papernot and Steinke (ICLR 2022), Theorems 2 and 6. The number of runs, the other runs and
-their order may influence published values only through the best run. Names, times and messages of
-all files outside `private/` are therefore fixed before the first run, and the files carry the date
-of this moment.
+their order may influence published values only through the best run. The names of all files outside
+`private/` are therefore fixed before the first run, and the files carry the date of that moment.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class TuneResult(Figures):
         epsilon_all_runs: epsilon against a party that sees the expected number of runs.
         settings: the winning values; empty if there is no model.
         metrics: figures of the model on the test set.
-        folder: folder of the search. All of it except `private/` may be published.
+        folder: folder of the search. Everything in it except `private/` may be published.
 
     Example:
         >>> values = {"epsilon": 6.33, "epsilon_all_runs": 13.89, "folder": "/search", "metrics": {"accuracy": 0.9}}
@@ -90,7 +89,7 @@ class TuneResult(Figures):
         return self.metrics.get("accuracy")
 
     def model(self) -> nn.Module:
-        """The published model, in evaluation mode.
+        """Return the published model, in evaluation mode.
 
         Raises:
             RunError: there is no model.
@@ -175,8 +174,8 @@ def tune(
 
 
 def _create(path: Path, planned: Search) -> None:
-    """Make the folder of a search, with its fixed terms, the charge of the whole search and a
-    private part.
+    """Make the folder of a search, with the search's terms, the ledger that charges the complete
+    search, and the folder `private/`.
 
     Raises:
         RunError: the folder exists and is not empty, or cannot be created.
@@ -226,7 +225,7 @@ class _Searching:
         return TuneResult(values, None if best is None else best[0].model())
 
     def _best(self) -> tuple[RunResult, int, float] | None:
-        """The best run, its candidate and its score; None if no run gave a model."""
+        """Make the runs; return the best run, the index of its candidate and its score, or None."""
         planned, generator = self._planned, self._keys.numpy_generator(Purpose.SELECTION)
         count = draw_runs(planned.terms["expected_runs"], planned.terms["law"], generator)
         choices = generator.integers(len(planned.candidates), size=count)
@@ -242,7 +241,7 @@ class _Searching:
         return best
 
     def _run(self, number: int, candidate: Recipe) -> tuple[RunResult | None, float]:
-        """Make one run and its score without output; no run if it diverged."""
+        """Make one run and its score without any output; return no result if the run diverged."""
         seed = candidate.run.seed
         if seed is not None:  # every run has its own noise
             seed = int(self._keys.words(1, Purpose.SELECTION, number)[0])
@@ -253,7 +252,7 @@ class _Searching:
             contextlib.redirect_stderr(io.StringIO()),
         )
         with silent[0], silent[1], warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the number of runs is secret, so nothing is printed
+            warnings.simplefilter("ignore")  # output would reveal the secret number of runs
             try:
                 summary = launch.simulate(
                     candidate.model_copy(update={"run": run}),
@@ -307,8 +306,8 @@ class _Searching:
         )
 
     def _date(self) -> None:
-        """Date everything public as of the charge: the end time of a search would reveal its number
-        of runs.
+        """Set the times of all public files to the time of the charge, because the end time of a
+        search would reveal its number of runs.
         """
         charged = (self._folder / SEARCH).stat().st_mtime
         for path in (*self._folder.iterdir(), self._folder):

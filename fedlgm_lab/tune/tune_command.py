@@ -1,4 +1,4 @@
-"""The `fedlgm tune` command. Heavy imports happen inside."""
+"""The `fedlgm tune` command. Slow imports are made inside the functions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tune(
 
 
 def summary(found: Mapping[str, Any]) -> libraries.Group:
-    """The result of a search and its cost."""
+    """Lay out the result of a search and its cost."""
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text
@@ -106,7 +106,7 @@ def summary(found: Mapping[str, Any]) -> libraries.Group:
 
 
 def _score(result: Mapping[str, Any]) -> str:
-    """The noise in the scores of a search, in words; empty if there is none."""
+    """Describe the noise in the scores of a search; empty if there is none."""
     if result["score_epsilon"] is None:
         return ""
     words = f", with noise of standard deviation {result['score_noise']:.2g}, epsilon {result['score_epsilon']:g} each"

@@ -1,5 +1,6 @@
-"""`fedlgm attack`: attacks that measure what a federation leaks. Heavy imports happen inside the
-commands.
+"""`fedlgm attack`: attacks that measure what a federation leaks.
+
+Slow imports are made inside the commands.
 """
 
 from __future__ import annotations
@@ -336,7 +337,7 @@ def _bound_text(target: Target) -> list[str]:
 
 
 def _other_unit(people: Population) -> list[str]:
-    """Note, if it is so, that the figures are about another unit than the epsilon beside them."""
+    """State that the figures are for another unit than epsilon is; empty if the units are equal."""
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []

@@ -65,7 +65,7 @@ class ClassFinding:
     inception_floor: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, without the images and with the attacked run's figures."""
+        """Convert to values that JSON can hold, with the run's figures and without images."""
         fields = {
             name: value
             for name, value in vars(self).items()
@@ -187,7 +187,7 @@ def attack(
 
 
 def _isolated_class(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> int:
-    """The largest class that only the other clients hold."""
+    """Find the largest class that only the other clients hold."""
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own_rows]))
     if not len(own_rows) or not len(missing):
         raise ConfigError(

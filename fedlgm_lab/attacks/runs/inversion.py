@@ -34,7 +34,7 @@ _STEPS = 1000  # steps of the progress bar for one inversion
 
 @dataclass(frozen=True)
 class Protection:
-    """One form in which the update reaches the attacker.
+    """The protection under which an update reaches the attacker.
 
     Attributes:
         label: label in tables and pictures.
@@ -73,7 +73,7 @@ class Finding:
         found: the reconstruction.
         scores: SSIM and PSNR of every private image.
         observation: the attacker's view.
-        seen: the only layer that the attacker saw; None if it saw all released layers.
+        seen: the only layer that the attacker saw; None if the attacker saw all released layers.
     """
 
     protection: str
@@ -84,7 +84,7 @@ class Finding:
     seen: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, without the images."""
+        """Convert the finding to values that JSON can hold, without the images."""
         return {
             "protection": self.protection,
             "client": self.victim.client,
@@ -100,12 +100,12 @@ class Finding:
 def protections(
     recipe: Recipe, epsilons: Sequence[float], published: bool = False
 ) -> list[Protection]:
-    """Protections: none, the recipe's mechanism at each budget, and its published variant on
-    request.
+    """List the protections: no protection, the recipe's mechanism at each budget, and on request
+    its published variant.
 
     Args:
         recipe: the attacked recipe.
-        epsilons: budgets of the whole run; the recipe's own if empty.
+        epsilons: budgets of the complete run; the recipe's budget if empty.
         published: whether to add the mechanism's published variant.
 
     Raises:
@@ -131,7 +131,8 @@ def protections(
 
 
 def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Module, list[Victim]]:
-    """Clients that hold at least `images` images, reduced to this number, with their raw updates.
+    """Choose clients that hold at least `images` images, reduce them to this number of images, and
+    compute their raw updates.
 
     A recipe is attacked in its first round. A run is attacked in the round after its last one.
 
@@ -178,7 +179,7 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
 def observe(
     protection: Protection, victim: Victim, layers: LayerTable, start: Tensor, keys: KeyRing
 ) -> Observation:
-    """The attacker's view of the victim's update under a protection.
+    """Compute what the attacker sees of the victim's update under a protection.
 
     Args:
         protection: protection of the update.
@@ -197,9 +198,8 @@ def observe(
 
 
 def client_plan(assembly: Assembly, update: Tensor, start: Tensor) -> ReleasePlan:
-    """The plan by which a client bounds its update and adds noise.
-
-    Published variants make the plan from this update.
+    """Make the plan by which a client bounds its update and adds noise. Published variants make the
+    plan from this update.
 
     Raises:
         ConfigError: the mechanism's clients make two releases in a round.
@@ -241,7 +241,7 @@ def attack(
         images: images of each victim.
         epsilons: budgets of the mechanism; see `protections`.
         published: see `protections`.
-        per_layer: also invert each layer of each victim's protected updates alone.
+        per_layer: whether to invert also each single layer of the victims' protected updates.
         settings: the attacker's effort.
         progress: called with (steps done, total, description).
     """
@@ -291,7 +291,7 @@ def attack(
 
 
 def _with_values(recipe: Recipe, section: str, **values: Any) -> Recipe:
-    """The recipe with other values in a section, validated again."""
+    """Change values in a section of a recipe, and validate the recipe again."""
     raw = recipe.plain_values()
     override(raw, {f"{section}.{key}": value for key, value in values.items()})
     return Recipe.model_validate(raw)

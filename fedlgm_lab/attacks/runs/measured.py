@@ -1,4 +1,4 @@
-"""Attacks on every run of a comparison; their figures are measured once and kept with the run."""
+"""Attacks every run of a comparison; the figures are measured once and stored with the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Attacks:
 
     @classmethod
     def parse(cls, text: str, inception: Path | None = None) -> Attacks:
-        """The attacks that a text such as "membership,inversion,gan:3:9" names.
+        """Parse the attacks that a text such as "membership,inversion,gan:3:9" names.
 
         Args:
             text: names, separated by commas.
@@ -102,7 +102,7 @@ class Attacks:
         )
 
     def with_class_numbers(self, data: DataSet) -> Attacks:
-        """The same attacks, with class numbers in place of names.
+        """Return the same attacks, with class numbers instead of class names.
 
         Raises:
             ConfigError: as in `class_number`.
@@ -114,14 +114,14 @@ class Attacks:
 def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnProgress) -> list[Row]:
     """Attack every finished run of a comparison.
 
-    The figures compare private data with releases, so they are kept with the run's private files.
-    They are not measured again under the same settings.
+    The figures compare private data with releases, so they are stored in the run's folder
+    `private/`. They are not measured again under the same settings.
 
-    Membership is inferred from the outputs of the final model, training set against test set. The
-    modified-entropy attack needs no shadow models; `fedlgm attack lira` is stronger. Inversion
-    attacks the updates of some clients in the first round, each reduced to one image, as the
-    mechanism releases them. The class reconstruction runs the federation again for each class, with
-    the class isolated from the last client.
+    Membership is inferred from the outputs of the final model, with the training set as members and
+    the test set as non-members. The modified-entropy attack needs no shadow models; `fedlgm attack
+    lira` is stronger. Inversion attacks the updates of some clients in the first round, each
+    reduced to one image, as the mechanism releases them. The class reconstruction runs the
+    federation again for each class, with the class isolated from the last client.
 
     Args:
         jobs: finished runs of the comparison.
@@ -163,9 +163,7 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
 
 
 class _Kept:
-    """Figures of one run that have been measured already, with the settings they were measured
-    under.
-    """
+    """The stored figures of one run, with the settings under which they were measured."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder, self._values = folder, dict[str, Any]()
@@ -176,7 +174,7 @@ class _Kept:
             )
 
     def get(self, name: str, settings: object, measured: Callable[[], Row]) -> Row:
-        """The figures `name` under these settings, measured now if missing."""
+        """Return the figures `name` under these settings; measure them if they are missing."""
         entry = self._values.get(name)
         if not isinstance(entry, dict) or entry.get("settings") != settings:
             self._values[name] = entry = {"settings": settings, "figures": measured()}
@@ -231,6 +229,6 @@ def _gan(job: Job, label: int | str, attacks: Attacks) -> Row:
 
 @cache
 def _classifier(name: str, folder: str | None) -> PublicClassifier:
-    """One classifier per data set: distances are comparable only under the same classifier."""
+    """Train the classifier of a data set once, since only its distances are comparable."""
     images = Images.of(data.load(name, folder))
     return PublicClassifier.train(*images.test, images.classes)

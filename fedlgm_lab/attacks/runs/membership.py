@@ -31,7 +31,7 @@ class Population:
     """Models and the members of their training sets.
 
     Attributes:
-        pool: the examples, and the units that are members or not.
+        pool: the examples and their units, each of which is a member or not.
         modules: the models; for a run, its own model comes first.
         membership: units on which each model was trained, bool [models, units].
         results: summaries of the federations, in the order of the models.
@@ -119,7 +119,7 @@ def population(
 
 
 def mia(people: Population) -> dict[str, MembershipResult]:
-    """Results of the attacks on the first model's outputs, by attack."""
+    """Attack the first model by its outputs, and return the results by attack."""
     members, pool = people.membership[0], people.pool
     scores = {
         name: pool.by_unit(example_scores)
@@ -141,8 +141,8 @@ def require_enough(target: Target, models: int) -> None:
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """LiRA and RMIA, "online" and "offline", on the run or pooled over the attacked federations of
-    a recipe.
+    """Attack by LiRA and RMIA, "online" and "offline", the run or all federations of a recipe,
+    whose scores are pooled.
 
     A client's confidence is the mean over its examples.
     """
@@ -165,9 +165,7 @@ def lira(people: Population) -> dict[str, MembershipResult]:
 
 
 def overfit(module: nn.Module, people: Population) -> tuple[float, float]:
-    """Accuracy of one of the models on members and on non-members; the difference leaks through
-    outputs.
-    """
+    """Measure a model's accuracy on members and on non-members; a difference reveals membership."""
     with torch.no_grad():
         (x, y), members = people.pool.tensors(), people.membership[0][people.pool.unit_of]
         right = (module(x).argmax(dim=1) == y).numpy()

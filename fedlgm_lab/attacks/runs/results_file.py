@@ -1,4 +1,4 @@
-"""Results of membership attacks on a finished run, kept in its folder for its operator."""
+"""Stores the results of membership attacks on a finished run in its folder, for its operator."""
 
 from __future__ import annotations
 
@@ -37,9 +37,8 @@ class KeptAttack(TypedDict):
 
 
 def keep(folder: RunFolder, unit: Unit, results: Mapping[str, MembershipResult]) -> None:
-    """Add results to the run's folder; a repeated attack replaces its earlier result.
-
-    The file is private, because the results depend on the run's members.
+    """Add results to the run's folder; a repeated attack replaces its earlier result. The file is
+    only for the operator, because the results depend on the run's members.
 
     Args:
         folder: the attacked run.
@@ -56,7 +55,7 @@ def keep(folder: RunFolder, unit: Unit, results: Mapping[str, MembershipResult])
 
 
 def read(folder: RunFolder) -> dict[str, KeptAttack]:
-    """Kept results by the attack's name; empty if the run was not attacked.
+    """Read the stored results by the attack's name; empty if the run was not attacked.
 
     Raises:
         RunError: the file is damaged.

@@ -1,8 +1,8 @@
 """The table of privacy, utility and attacks: leakage of mechanisms at equal proven epsilon.
 
-Every finished run of a comparison is attacked. The table shows its accuracy, its claimed, proven
-and audited epsilon and the attacks' success. A second table, the LaDP-FL paper's Table X, has the
-distance of reconstructed classes by budget, method and class.
+Every finished run of a comparison is attacked. The table shows the run's accuracy, its claimed,
+proven and audited epsilon and the attacks' success. A second table, in the form of Table X of the
+LaDP-FL paper, states the distances of reconstructed classes by budget, method and class.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MEASURES = ("membership_auc", "membership_tpr", "inversion_ssim")
 
 
 def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
-    """A comparison's cells with mean and spread of the attacks' figures; `gan` holds the
-    reconstructed classes.
+    """Extend a comparison's cells by the mean and the standard deviation of the attacks' figures;
+    `gan` holds the reconstructed classes.
 
     Args:
         summary: see `fedlgm_lab.studies.comparison.summarise`.
@@ -53,9 +53,8 @@ def cells(summary: Row, attacked: Sequence[Row]) -> list[Row]:
 
 
 def _mean_and_std(rows: Sequence[Row], names: Iterable[str]) -> Row:
-    """Mean of each figure over the rows that have it.
-
-    The key "NAME_std" has the standard deviation, which is 0 for a single row.
+    """Average each figure over the rows that have it. The key "NAME_std" has the standard
+    deviation, which is 0 for a single row.
     """
     summary: Row = {}
     for name in names:
@@ -67,8 +66,8 @@ def _mean_and_std(rows: Sequence[Row], names: Iterable[str]) -> Row:
 
 
 def tables(made: Sequence[Row]) -> Group:
-    """The privacy-utility-attack table, the reconstruction table if there is one, and an
-    explanation of the figures.
+    """Lay out the table of privacy, utility and attacks, the table of reconstructions if there are
+    any, and an explanation of the figures.
     """
     header, body = main_table(made)
     parts: list[Any] = [table("Privacy, utility, attacks", header, body, left=_WORDS)]
@@ -106,8 +105,8 @@ _MARKS = {"conditional": " *"}
 
 
 def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows with accuracy, claimed, proven and audited epsilon, and success of the
-    attacks.
+    """Make the header and rows with accuracy, claimed, proven and audited epsilon, and the success
+    of the attacks.
     """
     header = ["method", "budget", "accuracy", "claimed", "proven", "audited", "AUC", "TPR", "SSIM"]
     body = []
@@ -134,8 +133,8 @@ def main_table(made: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def reconstruction_table(
     made: Sequence[Row], show: Callable[[Row], str] | None = None
 ) -> tuple[list[str], list[list[str]]]:
-    """Header and rows in the layout of the LaDP-FL paper's Table X, with budget, method and one
-    column per class.
+    """Make the header and rows in the layout of Table X of the LaDP-FL paper, with budget, method
+    and one column per class.
 
     Args:
         made: cells of the comparison.
@@ -177,8 +176,8 @@ def _figure(cell: Row, name: str, scale: float, digits: int, unit: str = "") -> 
 
 
 def _inception(figures: Row) -> str:
-    """Inception distance to the private images, and the distance between two halves of these
-    images.
+    """Format the Inception distance to the private images, and the distance between two halves of
+    these images.
     """
     return f"{_figure(figures, 'inception_distance', 1, 1)} (private images: {figures['inception_floor']:.1f})"
 

@@ -36,7 +36,7 @@ from simulations.runs.rows import OnRound, RunSummary
 from simulations.runs.server import serve
 
 FIGURES = ("accuracy", "epsilon", "claimed_epsilon", "delta", "guarantee", "guarantee_status")
-"""Figures of an attacked run's summary that are printed with the attack's results."""
+"""Keys of the attacked run's summary whose figures are printed with the attack's results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Images:
 
     @classmethod
     def of(cls, dataset: DataSet) -> Images:
-        """The set's images.
+        """Return the set's labelled images.
 
         Raises:
             ConfigError: the set has other data.
@@ -103,7 +103,7 @@ class Target:
 
     @classmethod
     def open(cls, name: str | None, overrides: Overrides = ()) -> Target:
-        """The run folder or recipe called `name`.
+        """Open the run folder or the recipe with the name `name`.
 
         Raises:
             ConfigError: there is no such recipe, or overrides are given for a finished run.
@@ -144,11 +144,11 @@ class Target:
         return assembly
 
     def twin(self, *facts: str, **run: Any) -> Recipe:
-        """The recipe of the attacker's own simulation, with the same public initial model and
+        """Make the recipe of a simulation by the attacker, with the same public initial model and
         different randomness.
 
         Args:
-            *facts: facts that distinguish it from the attacker's other simulations.
+            *facts: facts that distinguish this simulation from the attacker's other simulations.
             **run: values of [run] to change.
         """
         seed, model = self.recipe.run.seed, self.recipe.model
@@ -162,8 +162,8 @@ class Target:
         )
 
     def keys(self, *facts: str) -> KeyRing:
-        """Keys of the attack's own simulations. They are never the keys of the attacked run,
-        because the noise of that run is unknown.
+        """Return the keys of the attacker's simulations. They are never the keys of the attacked
+        run, whose noise the attacker does not know.
         """
         return KeyRing.from_seed(self.recipe.run.seed).derive(
             b"attack", *(fact.encode() for fact in facts)
@@ -171,8 +171,8 @@ class Target:
 
 
 def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly:
-    """The recipe's federation with images in [-1, 1], which its model first maps to the interval
-    `data.pixels`.
+    """Build the recipe's federation for images in [-1, 1], which its model first maps to the
+    interval `data.pixels`.
 
     The federation is the same up to rounding. Reconstructions are made, shown and compared in [-1,
     1].
@@ -202,9 +202,8 @@ def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly
 
 
 def _sequential(recipe: Recipe) -> Recipe:
-    """The recipe, with the sequential trainer if the recipe leaves the choice open.
-
-    Attacks train few clients at a time.
+    """Choose the sequential trainer if the recipe leaves the choice open, because attacks train few
+    clients at a time.
     """
     if recipe.training.undecided:
         training = recipe.training.model_copy(
@@ -221,8 +220,8 @@ def train(
     grid: Callable[[LayerwiseClient], LocalGrid] = LocalGrid.of,
     progress: OnRound | None = None,
 ) -> tuple[nn.Module, RunSummary]:
-    """Run the assembly's federation in this process, in a new run folder; returns its final model
-    and its summary.
+    """Run the assembly's federation in this process, in a new run folder, and return its final
+    model and its summary.
 
     Args:
         assembly: the federation; `with_data` gives it other data than its recipe's.
@@ -238,15 +237,15 @@ def train(
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All examples of a data set, training and test. Federations train on any part of them.
-
-    Members are units: single examples, or clients (`client_pool`) with all of their examples.
+    """All training and test examples of a data set. A federation can train on any of these
+    examples. The members are units, which are single examples, or clients (`ClientPool`) with all
+    of their examples.
 
     Attributes:
         x: inputs [n, C, H, W].
         y: labels [n].
         unit_of: unit of each example, int64 [n].
-        trained: whether a unit belongs to the recipe's own training set, bool [units].
+        trained: whether a unit belongs to the recipe's training set, bool [units].
         classes: number of classes.
     """
 
@@ -260,7 +259,7 @@ class Pool:
 
     @classmethod
     def of(cls, dataset: Images, limit: int | None = None, seed: int = 0) -> Pool:
-        """The set's examples, or `limit` of them chosen at random."""
+        """Make a pool of the set's examples, or of `limit` examples chosen at random."""
         x, y = (
             np.concatenate([dataset.train_x, dataset.test_x]),
             np.concatenate([dataset.train_y, dataset.test_y]),
@@ -272,20 +271,20 @@ class Pool:
         return cls(x, y, np.arange(len(y)), trained, dataset.classes)
 
     def halves(self, models: int, seed: int) -> np.ndarray:
-        """Units on which each federation is trained, bool [models, units]."""
+        """Draw the units on which each federation is trained, bool [models, units]."""
         return random_halves(len(self.trained), models, seed=seed, equal=self.unit == "client")
 
     def by_unit(self, values: np.ndarray) -> np.ndarray:
-        """Mean over the examples of each unit: [..., n] to [..., units]."""
+        """Average over the examples of each unit, [..., n] to [..., units]."""
         return values
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of all examples."""
+        """Return the inputs and labels of all examples as tensors."""
         return torch.from_numpy(self.x), torch.from_numpy(self.y)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation on the units in `members` (bool [units]); the other units are its
-        test set.
+        """Build the recipe's federation on the units in `members` (bool [units]); the other units
+        are its test set.
 
         Raises:
             ConfigError: the partition needs the data set's own users.
@@ -295,7 +294,7 @@ class Pool:
         return Assembly(recipe, divided=(dataset, division))
 
     def _split(self, recipe: Recipe, members: np.ndarray) -> DataSet:
-        """The members' examples as training set, and the examples of the other units as test
+        """Divide the pool: the members' examples are the training set, the other examples the test
         set.
         """
         rows = members[self.unit_of]
@@ -321,8 +320,8 @@ class ClientPool(Pool):
 
     @classmethod
     def of_recipe(cls, dataset: Images, recipe: Recipe, limit: int | None = None) -> ClientPool:
-        """Twice as many clients as the recipe has, among which its partition divides all examples
-        of the set.
+        """Make a pool of twice as many clients as the recipe has, among which its partition divides
+        all examples of the set.
         """
         pool = Pool.of(dataset, limit)
         owner = _owners(pool.x, pool.y, recipe, pool.classes, 2 * recipe.federation.clients)
@@ -330,8 +329,8 @@ class ClientPool(Pool):
 
     @classmethod
     def of_run(cls, dataset: Images, recipe: Recipe, partition: Partition) -> ClientPool:
-        """The clients of a run, and further clients of the same size that hold the test
-        examples.
+        """Make a pool of a run's clients, and of further clients of the same size that hold the
+        test examples.
         """
         pool, clients = Pool.of(dataset), recipe.federation.clients
         others = max(2, round(clients * len(dataset.test_y) / len(dataset.train_y)))
@@ -344,17 +343,16 @@ class ClientPool(Pool):
 
     @classmethod
     def _of(cls, pool: Pool, owner: np.ndarray, trained: np.ndarray) -> ClientPool:
-        """A pool without the clients that have no examples, of which a model can remember
-        nothing.
+        """Make a pool of the clients that have examples, because a model learns nothing about the
+        others.
         """
         held = owner >= 0
         present, unit_of = np.unique(owner[held], return_inverse=True)
         return cls(pool.x[held], pool.y[held], unit_of, trained[present], pool.classes)
 
     def federation(self, recipe: Recipe, members: np.ndarray) -> Assembly:
-        """The recipe's federation of the clients in `members` (bool [clients]).
-
-        The other clients hold its test set.
+        """Build the recipe's federation of the clients in `members` (bool [clients]). The other
+        clients hold its test set.
 
         Raises:
             ConfigError: the recipe has a fixed cohort size, which is not a whole number for this
@@ -369,8 +367,8 @@ class ClientPool(Pool):
 
 
 def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients: int) -> np.ndarray:
-    """Client that holds each example under the recipe's partition, -1 for none, [n]; errors as in
-    `_division`.
+    """Find the client that holds each example under the recipe's partition, -1 for none, [n];
+    errors are those of `_division`.
     """
     return _division(
         DataSet(recipe.data.name, x, y, x[:1], y[:1], classes), recipe, clients
@@ -378,7 +376,7 @@ def _owners(x: np.ndarray, y: np.ndarray, recipe: Recipe, classes: int, clients:
 
 
 def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
-    """The division of another data set by the recipe's partition.
+    """Divide another data set by the recipe's partition.
 
     Raises:
         ConfigError: a partition that needs the data set's own users.

@@ -1,5 +1,5 @@
-"""`fedlgm audit`: a table, a picture and JSON, and exit status 1 if the audit contradicts the
-report.
+"""The command `fedlgm audit`, which shows a table, a picture and JSON, and exits with status 1 if
+the audit contradicts the report.
 """
 
 from __future__ import annotations

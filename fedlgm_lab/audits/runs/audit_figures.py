@@ -1,4 +1,6 @@
-"""Picture of an audit: its bounds beside the reported epsilon, and the scores behind the bounds."""
+"""The picture of an audit, which compares its bounds with the reported epsilon and shows the scores
+from which the bounds follow.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from fedlgm_lab.reports.svg import save
 
 
 def draw_audit(result: AuditResult, path: Path) -> None:
-    """Draw bars of epsilon (whole release and layers) and histograms of the scores in and out.
+    """Draw bars of epsilon (for the complete release and for the layers), and histograms of the
+    scores of included and of left-out canaries.
 
     Raises:
         RunError: the picture cannot be written.

@@ -1,6 +1,4 @@
-"""A certificate with its holder's files and keys, and the values that several checks read from
-it.
-"""
+"""A certificate with the files and keys for its checks, and the values that several checks use."""
 
 from __future__ import annotations
 
@@ -25,19 +23,22 @@ from fedlgm_lab.certificate.verifier.statement import PROTECTED_FROM
 
 UNANCHORED, UNREPLAYED, SIMULATION = "unanchored", "unreplayed", "simulation"
 ACCEPTABLE = (UNANCHORED, UNREPLAYED, SIMULATION)
-"""Shortcomings that a caller may accept: no anchors of a witness, a model that is not recomputed, a
-public seed."""
+"""Shortcomings that a caller may accept: missing anchors of a witness, a model that is not
+recomputed, and a public seed.
+"""
 SERVER = -1
-"""Releasing party of the ledger's rows under central trust; clients are numbered from 0."""
+"""Number of the server as the releasing party in the ledger's rows; clients are numbered from 0."""
 
 
 def hash_of(data: str | bytes) -> str:
-    """SHA-256 of a text or of bytes, in hexadecimal."""
+    """Compute the SHA-256 of a text or of bytes, in hexadecimal."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
 def words_of(recipe: dict[str, Any], plans: Collection[Plan]) -> dict[str, Any]:
-    """The words and figures of the claim, except epsilon, that follow from recipe and plans."""
+    """Derive the words and figures of the claim, except both epsilons, from the recipe and the
+    plans.
+    """
     privacy, mechanism, seed = recipe["privacy"], recipe["mechanism"], recipe["run"].get("seed")
     proven = all(plan.status == "proven" for plan in plans)
     return {
@@ -56,7 +57,7 @@ def words_of(recipe: dict[str, Any], plans: Collection[Plan]) -> dict[str, Any]:
 
 
 def population_of(plan: Plan) -> dict[str, Any]:
-    """The population of the certificate, by a plan."""
+    """Derive the certificate's description of the population from a plan."""
     sampling = plan.sampling
     return {
         "size": sampling.population,
@@ -74,10 +75,10 @@ class Case:
         statement: the statement.
         signer: public key that signed it, in hexadecimal.
         model: content of the model file.
-        releases: folder of the released vectors; None if the caller has only their hashes.
+        releases: folder of the released vectors; None if the caller does not have the vectors.
         witnesses: public keys of the witnesses whom the caller trusts.
-        accepts: shortcomings that the caller accepts, of `ACCEPTABLE`.
-        codes: SHA-256 of code that the caller trusts beside the code installed here.
+        accepts: the shortcomings among `ACCEPTABLE` that the caller accepts.
+        codes: SHA-256 of code that the caller trusts in addition to the installed code.
         notes: sentences on what was not checked.
     """
 
@@ -100,7 +101,7 @@ class Case:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Coordinates of each layer, [K]."""
+        """Number of coordinates of each layer, [K]."""
         return np.array([size for _, size, _ in self.start["layers"]], dtype=np.int64)
 
     @cached_property
@@ -119,7 +120,7 @@ class Case:
 
     @cached_property
     def spending(self) -> Spending:
-        """Charges of the server and of each client, with their numbers."""
+        """Charges of the server and of each client, with the number of equal charges."""
         counts = Counter((row["client"], self.events[row["event"]]) for row in self.charges)
         return Spending.of([(*row, count) for row, count in counts.items()], SERVER)
 
@@ -139,7 +140,7 @@ class Case:
 
     @cached_property
     def step(self) -> tuple[str, float, float]:
-        """Name, learning rate and momentum of the server's step, by the recipe.
+        """Name, learning rate and momentum of the server's step, from the recipe.
 
         Raises:
             NotCheckable: the step has a schedule or an unknown name, so it cannot be repeated.
@@ -159,7 +160,7 @@ class Case:
 
 
 def worst_rates(spending: Spending) -> AttackRates:
-    """Bounds on all attacks on one unit, for the client that spent most."""
+    """Compute the bounds on all attacks on one unit, for the client that has spent most."""
     composed = [
         dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(*pair) for pair in profile])
         for profile in spending.worst()

@@ -1,5 +1,5 @@
-"""Hashes that a run writes, its certificate states and a verifier computes again: the chain of
-releases, the tree over noise keys, and the code.
+"""The hashes that a run writes and a verifier recomputes: the chain of releases, the tree over the
+noise keys, and the hash of the code.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ _CODE = ("clients", "fedlgm", "fedlgm_lab", "fedlgm_nodes", "simulations", "stra
 
 
 def first_head(start: dict[str, Any]) -> str:
-    """Head of a chain of releases before round 1, over recipe, initial weights, code and
-    commitment.
+    """Compute the head of a chain of releases before round 1, which covers the recipe, the initial
+    weights, the code and the commitment.
     """
     return digest("fedlgm releases v1", rfc8785.dumps(start))
 
 
 def next_head(before: str, round: int, ledger: str, plan: str, released: str) -> str:
-    """Head of a chain after one more release. It covers the ledger's head after the last row that
-    charges the release, and the SHA-256 of plan and released vector.
+    """Compute the head of a chain after one more release. It covers the previous head, the ledger's
+    head after the last row that charges the release, and the SHA-256 of the plan and of the
+    released vector.
     """
     return digest(before, round, ledger, plan, released)
 
 
 def ledger_heads(owner: str, rows: list[dict[str, Any]], events: dict[str, str]) -> list[str]:
-    """The ledger's head before the first row and after each row."""
+    """Compute the ledger's heads before the first row and after each row."""
     heads = [digest("", owner)]
     for row in rows:
         fields = [str(row["round"]), str(row["client"]), row["key"], events[row["event"]]]
@@ -43,7 +44,8 @@ def ledger_heads(owner: str, rows: list[dict[str, Any]], events: dict[str, str])
 
 
 def merkle_root(leaves: Iterable[str]) -> str:
-    """Root of the hash tree over texts; an odd last node is moved up unchanged.
+    """Compute the root of the hash tree over texts. A last node without a partner moves up
+    unchanged.
 
     Example:
         >>> merkle_root(["a"]) == digest("leaf", "a"), merkle_root(["a", "b"]) == merkle_root(["b", "a"])
@@ -57,7 +59,7 @@ def merkle_root(leaves: Iterable[str]) -> str:
 
 
 def code_digest() -> str:
-    """SHA-256 of the installed code of the packages of a run: every .py file, sorted by path."""
+    """Compute the SHA-256 of the installed code of a run: all .py files, sorted by path."""
     base, fields = Path(__file__).parents[3], list[str | bytes]()
     for package in _CODE:
         for path in sorted((base / package).rglob("*.py")):

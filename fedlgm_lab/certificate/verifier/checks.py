@@ -37,11 +37,11 @@ from fedlgm_lab.certificate.verifier.statement import NOT_COVERED, read_statemen
 LARGEST = 1.001
 """Largest ratio of the stated epsilon to the computed one."""
 _FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""Errors of a recipe or an event that has another form."""
+"""Errors that a recipe or an event of an unexpected form can raise."""
 
 
 def check_claim(case: Case) -> None:
-    """Check 3: the words and figures of the claim follow from recipe and plans."""
+    """Make check 3: the words and figures of the claim follow from the recipe and the plans."""
     claim, first = case.claim, case.plans[0]
     for name, right in words_of(case.recipe, case.plans).items():
         problem = f"the claim says {name} = {claim[name]!r}, but the run has {right!r}"
@@ -61,7 +61,7 @@ def check_claim(case: Case) -> None:
 
 
 def check_rounds(case: Case) -> None:
-    """Check 4: every round of the recipe, once and in order."""
+    """Make check 4: the certificate has every round of the recipe, once and in order."""
     planned = case.recipe["federation"]["rounds"]
     for number, entry in enumerate(case.rounds, start=1):
         problem = f"entry {number} is round {entry['round']}; it must be {number}"
@@ -71,8 +71,8 @@ def check_rounds(case: Case) -> None:
 
 
 def check_plans(case: Case) -> None:
-    """Check 5: plans are for these layers and this population; a layer that no round releases
-    has its initial values.
+    """Make check 5: the plans are for these layers and this population, and every layer is
+    released, or check 13 compares it with its initial values.
     """
     first, right = case.plans[0], population_of(case.plans[0])
     must(5, case.predicate["population"] == right, f"the population must be {right}, by the plans")
@@ -105,7 +105,7 @@ def check_plans(case: Case) -> None:
 
 
 def check_events(case: Case) -> None:
-    """Check 6: every round is charged with the event that follows from its plan."""
+    """Make check 6: every round is charged with the event that follows from its plan."""
     texts, rows, central = case.events, case.charges, case.claim["trust"] == "central"
     used = {row["event"] for row in rows}
     must(
@@ -142,7 +142,7 @@ def check_texts(events: dict[str, str]) -> None:
 
 
 def check_keys(case: Case) -> None:
-    """Check 7: no two charges have the same noise."""
+    """Make check 7: no two charges have the same noise."""
     counts = Counter(row["key"] for row in case.charges)
     for row in case.charges:
         once = counts[row["key"]] == 1
@@ -150,7 +150,9 @@ def check_keys(case: Case) -> None:
 
 
 def check_chain(case: Case) -> None:
-    """Check 8: the heads of the ledger and of the releases follow from what they cover."""
+    """Make check 8: the heads of the ledger and of the releases follow from the values that they
+    cover.
+    """
     ledger, owner = case.predicate["ledger"], case.predicate["recipe"]["sha256"]
     owned = ledger["owner"] == case.start["owner"] == owner
     must(8, owned, "ledger and releases belong to another recipe")
@@ -165,17 +167,18 @@ def check_chain(case: Case) -> None:
 
 
 def check_merkle_root(case: Case) -> None:
-    """Check 9: the root of the hash tree over the noise keys of the ledger."""
+    """Make check 9: the root of the hash tree follows from the noise keys in the ledger."""
     root = chain.merkle_root(row["key"] for row in case.charges)
     right = case.predicate["keys_merkle_root"] == root
     must(9, right, f"the root over the noise keys must be {root}")
 
 
 def check_anchors(case: Case) -> None:
-    """Check 10: named witnesses saw this chain at least every five rounds, the last included.
+    """Make check 10: named witnesses saw this chain at least every five rounds and in the last
+    round.
 
     Raises:
-        Refused: an anchor is missing, or not of this chain.
+        Refused: an anchor is missing, is not signed, or belongs to another chain.
         NotCheckable: no witness is named, and `unanchored` is not accepted.
     """
     heads, seen = {entry["round"]: entry["head"] for entry in case.rounds}, {0}
@@ -207,7 +210,8 @@ def check_anchors(case: Case) -> None:
 
 
 def check_epsilon(case: Case) -> None:
-    """Check 11: the stated epsilon is the epsilon of the charges, for the client that spent most.
+    """Make check 11: both stated epsilons follow from the charges, for the client that has spent
+    most.
 
     Raises:
         Refused: the charges cannot be composed, or give another epsilon.
@@ -226,11 +230,11 @@ def check_epsilon(case: Case) -> None:
 
 
 def check_model(case: Case) -> None:
-    """Checks 12 and 13: the model file is the subject, and its parameters follow from initial
-    weights, released vectors and the server's step.
+    """Make checks 12 and 13: the model file is the subject, and its parameters follow from the
+    initial weights, the released vectors and the server's steps.
 
     Raises:
-        Refused: the model is another.
+        Refused: the file is not this model, or its parameters do not follow.
         NotCheckable: no released vectors are given, and `unreplayed` is not accepted.
     """
     subject, fixed = case.statement["subject"], case.start["fixed"]
@@ -272,9 +276,7 @@ def check_model(case: Case) -> None:
 
 
 def check_code(case: Case) -> None:
-    """Check 14: the run's code is the code of this installation, or a code that the caller
-    names.
-    """
+    """Make check 14: the run's code is the installed code, or code that the caller trusts."""
     stated, local = case.start["software"]["source"], chain.code_digest()
     must(
         14,
@@ -292,7 +294,7 @@ CHECKS = (
 
 
 def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: Any) -> Case:
-    """Make the checks 1 to 14.
+    """Make checks 1 to 14 of a certificate.
 
     Args:
         certificate: content of the certificate's file.
@@ -305,7 +307,7 @@ def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: 
 
     Raises:
         Refused: a check does not hold.
-        NotCheckable: it cannot be checked here, or the caller does not name the signer.
+        NotCheckable: a check cannot be made here, or the caller does not name the signer.
     """
     payload, signer = open_envelope(certificate, key)
     case = Case(read_statement(payload), signer, model, **held)
@@ -321,7 +323,8 @@ def verify(certificate: bytes, model: bytes, *, key: str | None = None, **held: 
 
 
 def require_signer(signer: str, key: str | None, who: str) -> None:
-    """Refuse to state that a certificate holds if the caller has not named who must have signed it.
+    """Raise an error if the caller has not named the required signer, because then nobody vouches
+    for the certificate.
 
     Raises:
         NotCheckable: the caller named no key.

@@ -1,5 +1,5 @@
-"""Checks 1 and 2: the signed envelope (DSSE), canonical JSON, and values that have known fields
-only.
+"""Checks 1 and 2 and their helpers: the signed envelope (DSSE), canonical JSON, and values without
+unknown fields.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ class NotCheckable(Exception):
 
 
 def must(check: int, holds: Any, problem: str) -> None:
-    """Refuse a certificate if a condition of a check does not hold (`Refused`)."""
+    """Raise `Refused` if a condition of a check does not hold."""
     if not holds:
         raise Refused(check, problem)
 
 
 class Maybe(NamedTuple):
-    """A value of this form, or null."""
+    """The form of a value that has the form `form` or is null."""
 
     form: Any
 
 
 def require(value: Any, form: Any, where: str, check: int = 2) -> None:
-    """Refuse a value that has other fields than a form, or fields of other types.
+    """Raise `Refused` if the fields of a value, or their types, differ from a form.
 
     Args:
         value: the value.
-        form: a function that accepts a value; a mapping of forms, in which "*" is any name and
-            "name?" may be missing; a list of one form, for lists of any length; a tuple of forms.
+        form: a function that accepts a value; a mapping of forms, in which "*" stands for any name
+            and "name?" may be missing; a list of one form, for lists of any length; or a tuple of
+            forms, for lists of this length.
         where: name of the value, for messages.
         check: number of the check, for messages.
 
@@ -92,22 +93,22 @@ def require(value: Any, form: Any, where: str, check: int = 2) -> None:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text."""
+    """Tell whether a value is a text."""
     return isinstance(value, str)
 
 
 def is_hash(value: Any) -> bool:
-    """Whether a value has 64 hexadecimal digits."""
+    """Tell whether a value is a text of 64 hexadecimal digits."""
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number of at least 0."""
+    """Tell whether a value is a whole number of at least 0."""
     return type(value) is int and value >= 0
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number of at least 0."""
+    """Tell whether a value is a finite number of at least 0."""
     return type(value) in (int, float) and 0 <= value < float("inf")
 
 
@@ -118,16 +119,15 @@ _ENVELOPE = {
 
 
 def write_json(value: Any) -> bytes:
-    """The text of a plan or event: Python's JSON, without NaN and infinity."""
+    """Write the text of a plan or event in Python's JSON, without NaN and infinity."""
     return json.dumps(value, allow_nan=False).encode()
 
 
 def read_json(
     data: bytes, check: int, what: str, write: Callable[[Any], bytes] = rfc8785.dumps
 ) -> Any:
-    """The value of a JSON text, which must equal the text that `write` makes of this value.
-
-    The default form is RFC 8785.
+    """Read the value of a JSON text, which must equal the text that `write` makes of this value; by
+    default, the text must be canonical by RFC 8785.
 
     Raises:
         Refused: the text has another order of keys, white space, a duplicate key, or a number that
@@ -145,14 +145,14 @@ def read_json(
         value = json.loads(data)
         if write(value) == data:
             return value
-    except (ValueError, RecursionError):  # the text is not JSON, or its value has no canonical text
+    except (ValueError, RecursionError):  # the text is not JSON, or its value has no canonical form
         pass
     raise Refused(check, f"{what} is not canonical JSON")
 
 
 def public_key(path: Path) -> str:
-    """The Ed25519 public key in a PEM file, in hexadecimal; a name of 64 hexadecimal digits is the
-    key itself, as in the `public.toml` of a node.
+    """Read the Ed25519 public key in a PEM file, in hexadecimal. If the path is 64 hexadecimal
+    digits, it is itself the key, as in the `public.toml` of a node.
 
     Raises:
         NotCheckable: the file cannot be read, or holds no Ed25519 public key in PEM.
@@ -169,7 +169,7 @@ def public_key(path: Path) -> str:
 
 
 def is_signed(by: str, signature: str, text: bytes) -> bool:
-    """Whether an Ed25519 signature holds; key and signature in hexadecimal."""
+    """Tell whether an Ed25519 signature of `text` holds; key and signature are in hexadecimal."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(by)).verify(bytes.fromhex(signature), text)
     except (InvalidSignature, ValueError, TypeError):
@@ -178,11 +178,11 @@ def is_signed(by: str, signature: str, text: bytes) -> bool:
 
 
 def open_envelope(data: bytes, key: str | None) -> tuple[bytes, str]:
-    """The signed payload and its signer's public key.
+    """Return the payload of a signed envelope and the signer's public key.
 
     Args:
         data: content of the certificate's file.
-        key: public key that must have signed. None accepts any key; the caller must then report
+        key: public key of the required signer. None accepts any signer; the caller must then report
             this.
 
     Raises:

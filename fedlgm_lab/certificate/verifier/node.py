@@ -54,7 +54,7 @@ _FIELDS = {
 
 
 def is_node_statement(data: bytes) -> bool:
-    """Whether an envelope holds a node's statement, whoever signed it."""
+    """Tell whether an envelope holds a node's statement, signed by any key."""
     value = read_json(open_envelope(data, None)[0], 2, "the certificate")
     return isinstance(value, dict) and value.get("predicateType") == NODE_PREDICATE
 
@@ -98,7 +98,7 @@ def verify_node(data: bytes, key: str | None) -> dict[str, Any]:
 
 
 def describe_node(told: dict[str, Any]) -> list[str]:
-    """The outcome in sentences."""
+    """Describe the outcome in sentences."""
     rate = told["attack_rates"]["tpr"]["0.01"]
     runs = sorted({charge["run"] for charge in told["charges"]})
     node, unit = told["node"], told["unit"]

@@ -1,4 +1,4 @@
-"""The plan of a release: what was bounded, how much noise it had, and what that costs."""
+"""The plan of a release: the bounds of contributions, the noise, and the cost that follows."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ _RELATIONS = {
 }
 """Relations under which the cost of a sampling scheme is known."""
 _KEPT = 2e-8
-"""Relative tolerance. By rounding, plans of a run that is one mechanism may have at most this much
-less noise."""
+"""Relative tolerance for rounding, by which the noise of a plan may be less than planned if all
+rounds of the run are one mechanism.
+"""
 
 
 class Plan:
@@ -70,11 +71,11 @@ class Plan:
 
     Attributes:
         clip: l2 bound (l1 for Laplace noise) of a unit's contribution to each layer, [K].
-        sigma: scale of each layer's noise, [K]; infinite where nothing is released.
+        sigma: scale of each layer's noise, [K]; infinite for a layer that is not released.
         released: whether each layer is released, [K].
         overlap: largest number of clients at which one person has data.
-        copies: number of releases of one person, each with its own noise, for one release of a
-            client.
+        copies: number of releases with separate noise that a person's data enter when each client
+            makes one release.
         family: "gaussian" or "laplace".
         facts: public facts of the run.
         sampling: rule that chooses the participants.
@@ -105,12 +106,12 @@ class Plan:
 
     @property
     def protects(self) -> str:
-        """Unit and relation, as in the ledger."""
+        """Unit and relation, in the words of the ledger."""
         return at_nodes(f"{self.unit}, {self.relation}", self.overlap)
 
     @property
     def rate(self) -> float:
-        """Sampling rate that lowers the cost of a release."""
+        """Sampling rate by which the cost of a release is reduced; 1 without a reduction."""
         if self.steps is not None:
             return float(self.steps["rate"])
         if self.overlap > self.copies:
@@ -123,13 +124,13 @@ class Plan:
         """The status "proven", or "conditional" if the plan or its sampling has a condition."""
         replaced = self.relation == "replace-one" and self.rate < 1 and self.family == "gaussian"
         certain = self.guarantee["status"] == "proven" and not self.facts.get("assumes")
-        # nobody checks at how many clients a person has data
+        # the largest number of clients at which a person has data is not checked
         certain = certain and self.overlap == 1
         return "proven" if certain and not replaced else "conditional"
 
     @cached_property
     def multiplier(self) -> float:
-        """Noise over the largest change of the release by adding or removing one unit."""
+        """Ratio of the noise to the largest change of a release by adding or removing a unit."""
         clip, sigma = self.clip[self.released], self.sigma[self.released]
         if self.family == "gaussian":
             with np.errstate(over="ignore"):
@@ -139,12 +140,14 @@ class Plan:
 
     @property
     def least(self) -> float:
-        """Least multiplier of any round of a run that is one mechanism."""
+        """Least multiplier that a plan may have if all rounds of the run are one mechanism."""
         return floor_digits(self.facts["noise_multiplier"] * (1 - _KEPT), 9)
 
     @cached_property
     def correlation(self) -> Correlation:
-        """C, by which the noise is correlated over the rounds; the identity if it is not."""
+        """C, the matrix that correlates the noise over the rounds; the identity for independent
+        noise.
+        """
         raw = self.facts.get("noise")
         if raw is None:
             return correlation.get("identity", self.facts["rounds"])
@@ -156,14 +159,16 @@ class Plan:
         return self.sampling.scheduled or "noise" in self.facts
 
     def event(self, round: int) -> str:
-        """Text of the accounting event of a round, from bounds, noise and sampling alone."""
+        """Write the text of a round's accounting event, which follows from bounds, noise and
+        sampling.
+        """
         return write_json(events.encode(self._event(round - 1))).decode()
 
     def _event(self, position: int) -> DpEvent:
         factor, sampling = SENSITIVITY_FACTOR[self.relation], self.sampling
         factor *= self.overlap / self.copies
         multiplier = self.multiplier / factor
-        if sampling.block is not None:  # the first round of a block is charged for all of them
+        if sampling.block is not None:  # the charge for the first round of a block covers the block
             first, count = position % sampling.block == 0, sampling.participations or 0
             least = self.least / factor if first else math.inf
             return events.allocation_event(least, count, sampling.block)
@@ -181,8 +186,9 @@ class Plan:
 
     @cached_property
     def _moved(self) -> np.ndarray:
-        """What each round adds to the change of C x by one unit, in units of the unit's bounds,
-        [T]. With secret draws in groups, the first round of each cycle adds the whole change.
+        """How much each round adds to the change of C x by one unit, relative to the unit's bounds,
+        [T]. With secret draws in groups, the first round of each cycle accounts for the complete
+        change.
         """
         separation, rounds = self.sampling.separation or 1, np.arange(self.facts["rounds"])
         if not self.sampling.amplifies:
@@ -192,7 +198,7 @@ class Plan:
 
 
 def read_plan(text: str, named: str, layers: int) -> Plan:
-    """The plan in a text with the SHA-256 `named`, for a model of `layers` layers.
+    """Read the plan in a text with the SHA-256 `named`, for a model of `layers` layers.
 
     Raises:
         Refused: the text has another SHA-256, or is not a plan.

@@ -1,4 +1,4 @@
-"""Checks 12 and 13: the model file, and its recomputation from the released vectors."""
+"""Checks 12 and 13, which read the model file and recompute the model from the released vectors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedlgm_lab.certificate.verifier.plans import Plan
 
 STEPS = ("sgd", "momentum")
 ARITHMETIC = ("fused", "separate")
-"""Rounding of a x + y on the processor that trained: once, or also after the product."""
+"""Rounding of a x + y on the processor that trained: only at the end, or also after the product."""
 
 
 def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndarray:
-    """The trained parameters of a safetensors file as one vector, float32 [D].
+    """Read the trained parameters of a safetensors file as one vector, float32 [D].
 
     Args:
         data: content of the file.
@@ -57,7 +57,7 @@ def flat_model(data: bytes, layers: list[Any], fixed: dict[str, str]) -> np.ndar
 
 
 def read_vectors(folder: Path, initial: str, rounds: list[dict[str, Any]]) -> Iterator[np.ndarray]:
-    """The initial weights (float32) and then every released sum (float64), one after another.
+    """Yield the initial weights (float32), and then every released sum (float64).
 
     Args:
         folder: folder of the vectors.
@@ -91,8 +91,8 @@ def replay(
     arithmetic: str,
     charged: Container[int],
 ) -> np.ndarray:
-    """The model that follows from initial weights, released sums and the server's step, float32
-    [D].
+    """Compute the model that follows from the initial weights, the released sums and the server's
+    step, float32 [D].
 
     Args:
         vectors: see `read_vectors`.
@@ -103,8 +103,8 @@ def replay(
         charged: rounds that the ledger charges.
 
     Raises:
-        Refused: a vector has another size than its plan says, is not finite, or is not zero in a
-            round in which nobody was charged.
+        Refused: a vector does not have the size that its plan states, is not finite, or is not zero
+            although the ledger charges nobody in this round.
     """
     name, lr, momentum = step
     model, speed = next(vectors).copy(), None
@@ -120,7 +120,7 @@ def replay(
         mean = np.zeros(len(model), np.float32)
         mean[mask] = (released / plan.sampling.expected).astype(np.float32)
         if name == "momentum" and momentum != 0:
-            # A buffer of the negative mean, as torch's SGD has it; signs change no rounding.
+            # torch's SGD holds the negative of this buffer; the sign has no effect on rounding
             speed = mean if speed is None else speed * np.float32(momentum) + mean
             mean = speed
         model = times_plus(mean, np.float32(lr), model)
@@ -128,15 +128,15 @@ def replay(
 
 
 def separate(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
-    """A x + y in float32, rounded after the product and after the sum."""
+    """Compute a x + y in float32, rounded after the product and after the sum."""
     return a * x + y
 
 
 def fused(x: np.ndarray, a: np.float32, y: np.ndarray) -> np.ndarray:
-    """A x + y in float32, rounded once, as instructions for multiply-add do.
+    """Compute a x + y in float32, rounded only once, as by a fused multiply-add instruction.
 
-    The product is exact in float64. The sum is rounded to odd in float64, after which rounding to
-    float32 gives the exact sum's rounding (Boldo and Melquiond 2008).
+    The product is exact in float64. The sum is rounded to odd in float64. Rounding the result to
+    float32 then gives the same value as rounding the exact sum (Boldo and Melquiond 2008).
 
     Example:
         >>> x = np.float32([1 + 2**-12])

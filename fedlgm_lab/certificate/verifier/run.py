@@ -1,4 +1,4 @@
-"""The command: reads the files, makes the checks, prints the outcome and returns the exit status."""
+"""The command `fedlgm verify`, which reads the files, makes the checks and prints the outcome."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ def run_checks(
         witnesses: PEM files of the witnesses' public keys.
         accepts: see `Case`.
         codes: see `Case`.
-        as_json: print one JSON object.
+        as_json: whether to print the outcome as a JSON object.
 
     Returns:
-        0 if all checks hold, 2 if one does not, 3 if one cannot be made.
+        The exit status: 0 if all checks hold, 2 if a check does not hold, 3 if a check cannot be
+        made.
     """
     try:
         data = _read(certificate)
@@ -91,7 +92,7 @@ def _end_node(data: bytes, model: Path | None, key: str | None, as_json: bool) -
 
 
 def _end(problem: str, status: int, as_json: bool) -> int:
-    # the text comes from the seller
+    # the seller's certificate may have supplied parts of the text
     problem = "".join(c if c.isprintable() else "?" for c in problem)
     word = "does not hold" if status == REFUSED else "cannot be checked"
     if as_json:
@@ -109,7 +110,7 @@ def _read(path: Path) -> bytes:
 
 
 def describe(case: Case) -> list[str]:
-    """The outcome in sentences. The first sentence states what level 1 does not prove."""
+    """Describe the outcome in sentences, with what level 1 does not prove first."""
     claim, population = case.claim, case.predicate["population"]
     waived = " as far as it was checked" if case.notes else ""
     drawn = "client" if case.plans[0].steps else claim["unit"]

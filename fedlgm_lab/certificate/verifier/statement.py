@@ -1,4 +1,4 @@
-"""Check 2, continued: a certificate has only known fields."""
+"""Check 2, continued: the fields that a certificate must have."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROTECTED_FROM = {
     "alone, at least the threshold of clients added their noise, and no more clients collude than "
     "the plans state",
 }
-"""Against whom a guarantee holds, by trust model."""
+"""The parties against whom a guarantee holds, by trust model."""
 _BY_SERVER = [
     "that the noise was added (level 2 checks this)",
     "what the operator, its server or its auditor saw, and how they keep it",
@@ -107,11 +107,11 @@ _STATEMENT = {
 def read_statement(
     payload: bytes, predicate_type: str = PREDICATE_TYPE, form: Any = _STATEMENT
 ) -> dict[str, Any]:
-    """The statement in a payload, which has all required fields and no other field.
+    """Read the statement in a payload, which must have all required fields and no other field.
 
     Raises:
-        Refused: a field is missing, unknown or has another type.
-        NotCheckable: it is a statement of another version.
+        Refused: a field is missing or unknown, or has a wrong type.
+        NotCheckable: the statement has another version.
     """
     statement = read_json(payload, 2, "the certificate")
     if not isinstance(statement, dict):

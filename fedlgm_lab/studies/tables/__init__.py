@@ -1,1 +1,1 @@
-"""Makers of the tables and figures that are not grids of runs: see `maker`."""
+"""Makers of the tables and figures that no grid of runs makes, see `maker`."""

@@ -1,7 +1,8 @@
-"""Private fine-tuning of a public base: adapters, parts of the model and the complete model.
+"""Private fine-tuning of a public base model, by adapters, of parts of the model, or of the
+complete model.
 
-Every run is the recipe `text-adapters` with the changes below, at the same proven epsilon. Learning
-rates come from an earlier search, which is not repeated here.
+Every run uses the recipe `text-adapters` with the changes in `adapters.toml`, at the same proven
+epsilon. The learning rates come from an earlier search, which is not repeated.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ SCALED = {
     "LoRA": "LoRA, a bound for A and one for B",
     "FFA-LoRA": "FFA-LoRA (B alone)",
 }
-"""Methods with larger scales alpha than the recipe's 4. They have one seed."""
+"""Methods that are also run with scales alpha above the recipe's 4, with a single seed."""
 
 
 def base_perplexity(base: str) -> float:
-    """Test perplexity of the base."""
+    """Measure the test perplexity of the base model."""
     assembly = Assembly(recipes.load("text-adapters", {"model.weights": base}))
     module, data, task = assembly.model.module().eval(), assembly.data.dataset, assembly.data.task
     x, y = inputs.tensors(data.test_x), torch.from_numpy(data.test_y)
@@ -38,7 +39,7 @@ def base_perplexity(base: str) -> float:
 
 
 def texts(store: Kept) -> Pages:
-    """The comparison, and the scales of adapters."""
+    """Make the table of all methods, and the table of the scales of adapters."""
     runs = {str(cell.name["method"]): cell for cell in cells(store, NAME)}
     figures = {method: cell.figures() for method, cell in runs.items()}
     rows = [["nothing", "0", "", *(f"{row['final']:.2f}" for row in store.find(method="nothing"))]]
@@ -69,7 +70,9 @@ def texts(store: Kept) -> Pages:
 
 
 def measure(store: Kept) -> None:
-    """Measure all methods, seed by seed; with a different base all figures are measured anew."""
+    """Make the runs of all methods, seed by seed. With a different base model, all runs are made
+    anew.
+    """
     base = Path(store.input("base", "the file of fedlgm pretrain text-adapters")).resolve()
     digest, runs = digest_of_file(base), []
     untouched = {"method": "nothing", "base": digest}

@@ -1,10 +1,11 @@
-"""Splits of the noise over the layers, fixed and learned from released outputs.
+"""Comparison of fixed splits of the noise over the layers with splits that are learned from
+released outputs.
 
-A small federation uses the library's data, partition, mechanisms and their plans, bounded sums,
-noise and server optimizer. Only local training is reimplemented: all clients of a cohort take
-full-batch steps at once, which is several times as fast as training the clients one by one. Every
-method gets the same search (server learning rate, on a separate seed) and is then run on other
-seeds, all at one proven epsilon.
+A small federation uses the library's data, partition, mechanisms, bounded sums, noise and server
+optimizer. Only local training is reimplemented: all clients of a cohort take full-batch steps at
+once, which is several times as fast as training the clients one by one. For every method, the
+server learning rate is searched in the same way on a separate seed, and the best rate is then run
+on other seeds. All runs have the same proven epsilon.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ CLIENTS, RATE, ROUNDS, LOCAL_STEPS, LOCAL_RATE = 500, 0.1, 50, 5, 0.5
 
 @dataclass(frozen=True)
 class Split(Mechanism):
-    """Two layers at a fixed split. The second layer has the share `share` of the budget and the
-    share `energy` of S^2.
+    """A fixed split over two layers. The second layer has the share `share` of the budget and the
+    share `energy` of the squared bound S^2.
     """
 
     share: float = 0.5
@@ -64,8 +65,8 @@ class Split(Mechanism):
 
 @dataclass(frozen=True)
 class Updates(AdaptiveAllocation):
-    """Shares that follow released updates, not weights: t_j ~ s_j sqrt(d_j) / m_j, where m_j is the
-    norm of the update without its noise.
+    """Shares that follow the released updates instead of the weights: t_j ~ s_j sqrt(d_j) / m_j,
+    where m_j is the released norm, corrected for the noise.
 
     These shares minimise the sum of 1 / SNR_j with SNR_j = m_j^2 / (d_j sigma_j^2). This is the
     SNR-consistent rule with released norms instead of the bounds.
@@ -83,11 +84,13 @@ NAME = "adaptive"
 TASKS = ("deep", "small", "splits")
 FIXED = labels(NAME, "method")[:3]
 LEARNT = {"adaptive, weights": "", "adaptive, weights, span 2": "; span 2"}
-"""Methods of the table of all tasks, with their notes."""
+"""Methods in the table of all tasks, each with the note that the table adds to its rows."""
 
 
 class Federation:
-    """Digits over 500 clients (Dirichlet 0.5) and a stack of fully connected layers with tanh."""
+    """A federation of 500 clients with the digits (Dirichlet 0.5) and a fully connected network
+    with tanh.
+    """
 
     def __init__(self, hidden: tuple[int, ...], seed: int) -> None:
         digits = data.load("digits")
@@ -113,8 +116,8 @@ class Federation:
         self.start = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
     def outputs(self, tensors: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Logits of b models, weights [b, out, in] and biases [b, out] in turn, on inputs [b, n,
-        64].
+        """Compute the logits of b models on inputs [b, n, 64]. `tensors` holds weights [b, out, in]
+        and biases [b, out] in turn.
         """
         for i in range(0, len(tensors), 2):
             x = torch.baddbmm(tensors[i + 1][:, None], x, tensors[i].transpose(1, 2))
@@ -122,7 +125,7 @@ class Federation:
         return x
 
     def tensors(self, rows: Tensor) -> list[Tensor]:
-        """Weights and biases of models [b, D]."""
+        """Split models [b, D] into their weights and biases."""
         pieces, position = [], 0
         for width, units in itertools.pairwise(self.widths):
             for shape in ((units, width), (units,)):
@@ -132,7 +135,7 @@ class Federation:
         return pieces
 
     def updates(self, model: Tensor, cohort: np.ndarray) -> Tensor:
-        """Updates [b, D] of the cohort's clients that have data."""
+        """Compute the updates [b, D] of the cohort's clients that have data."""
         members = torch.from_numpy(cohort)
         members = members[self.weight[members, 0] > 0]
         length = int((self.weight[members] > 0).sum(1).max()) if len(members) else 1
@@ -152,8 +155,8 @@ class Federation:
         return rows - model
 
     def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
-        """A function that moves models [b, D] by one step of gradient descent, given the gradients
-        of `tensors`.
+        """Return a function that moves models [b, D] by one step of gradient descent, given the
+        gradients of `tensors`.
         """
 
         def step(slopes: Sequence[Tensor]) -> None:
@@ -163,13 +166,13 @@ class Federation:
         return step
 
     def accuracy(self, model: Tensor) -> float:
-        """Accuracy of a flat model [D] on the test set, in per cent."""
+        """Measure the accuracy of a flat model [D] on the test set, in per cent."""
         found = self.outputs(self.tensors(model[None]), self.test_x[None])[0].argmax(1)
         return 100 * float((found == self.test_y).double().mean())
 
 
 def run(_: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """Test accuracy, in per cent, of one run."""
+    """Make one run, and return its test accuracy in per cent."""
     options = dict(changes)
     federation, rate = Federation(options.pop("hidden"), seed), options.pop("rate")
     epsilon, mechanism = options.pop("epsilon"), options.pop("mechanism")
@@ -185,7 +188,7 @@ def train_and_test(
     rounds: int,
     epsilon: float,
 ) -> float:
-    """Test accuracy, in per cent, after private rounds of a federation."""
+    """Train a federation for some private rounds, and return the test accuracy in per cent."""
     keys, rng = KeyRing.from_seed(seed), np.random.default_rng(seed)
     layers = mechanism.table(federation.layers)
     facts = RunFacts(
@@ -205,23 +208,23 @@ def train_and_test(
 
 
 def runs_of(store: Kept, task: str) -> dict[Label, Cell]:
-    """A task's cells by method."""
+    """Return a task's cells by method."""
     runs = {cell.name["method"]: cell for cell in cells(store, NAME, run, task=task)}
     order = [method for method in labels(NAME, "method") if method in runs]
     return {method: runs[method] for method in order or runs}
 
 
 def best_of(figures: Mapping[Label, pd.Series], candidates: Iterable[Label]) -> Label:
-    """The candidate with the best mean figure; "" if no candidate has figures."""
+    """Find the candidate with the highest mean figure; "" if no candidate has figures."""
     measured = [method for method in candidates if len(figures.get(method, ()))]
     return max(measured, key=lambda method: figures[method].mean(), default="")
 
 
 def text_of(store: Kept, task: str) -> str:
-    """One row per method: rate, accuracies, and paired change against the best fixed rule, or
-    against the best split.
+    """Make the table with one row per method: the rate, the accuracy, and the paired change from
+    the best fixed rule, or from the best split.
 
-    Empty until every method has runs.
+    The text is empty until every method has runs.
     """
     runs = runs_of(store, task)
     figures = {method: cell.figures() for method, cell in runs.items()}
@@ -237,8 +240,8 @@ def text_of(store: Kept, task: str) -> str:
 
 
 def all_tasks(store: Kept) -> str:
-    """The learnt split against the best fixed rule, for every task, including the tasks of
-    `noise_and_split`.
+    """Make the table that compares the learnt splits with the best fixed rule in every task,
+    including the tasks of `noise_and_split`.
     """
     lines = []
 
@@ -269,7 +272,7 @@ def all_tasks(store: Kept) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """Every complete task, and all tasks together."""
+    """Make a table for every complete task, and the table of all tasks."""
     shown = {task: text_of(store, task) for task in TASKS}
     return {"data/adaptive.md": shown | {"all tasks": all_tasks(store)}}
 

@@ -1,4 +1,4 @@
-"""A numerical check of the paper's comparison of allocation rules (000, Table 1).
+"""A numerical check of the comparison of allocation rules in paper 000, Table 1.
 
 For bounds and sizes of four layers, each rule's budget shares and ratio of signal to noise are
 compared with the table's formulas. The rule's objective is compared with the objectives of 10,000
@@ -29,7 +29,7 @@ SHARES: dict[str, Formula] = {
     "max-snr-sum": lambda s, d: (d == d.min()).astype(float),
     "snr-consistent": lambda s, d: np.sqrt(d),
 }
-"""Column "Budget Allocation": shares up to a factor."""
+"""The column "Budget Allocation" of the table: shares up to a constant factor."""
 OBJECTIVES: dict[str, Callable[[np.ndarray], float]] = {
     "uniform": lambda v: float(((v - v.mean()) ** 2).sum()),
     "sensitivity-proportional": lambda v: float((v / CLIP**2).sum()),
@@ -38,11 +38,11 @@ OBJECTIVES: dict[str, Callable[[np.ndarray], float]] = {
     "max-snr-sum": lambda v: -float((CLIP**2 / (SIZES * v)).sum()),
     "snr-consistent": lambda v: float((SIZES * v / CLIP**2).sum()),
 }
-"""Column "Implicit Objective", as functions of the variances [K]."""
+"""The column "Implicit Objective" of the table, as functions of the variances [K]."""
 
 
 def measure_rules() -> list[dict[str, Any]]:
-    """One row per rule."""
+    """Compute the figures of every rule."""
     random = np.random.default_rng(0).dirichlet(np.ones(len(SIZES)), size=10_000)
     rows = []
     for rule, formula in SHARES.items():
@@ -64,7 +64,7 @@ def measure_rules() -> list[dict[str, Any]]:
 
 
 def measure(store: Values) -> None:
-    """The figures of the table."""
+    """Compute the figures of the table."""
     for name, figures in (
         ("bounds", CLIP.tolist),
         ("sizes", SIZES.tolist),
@@ -74,7 +74,7 @@ def measure(store: Values) -> None:
 
 
 def texts(store: Values) -> Pages:
-    """One row per rule."""
+    """Make the table with one row per rule."""
     shown = [
         [
             row["rule"],

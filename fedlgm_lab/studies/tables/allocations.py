@@ -1,7 +1,7 @@
-"""Allocations on the digits federation, and the picture of the README.
+"""Accuracy of the allocation rules on the digits federation, and the picture of the README.
 
-Every method gets the same search (server learning rate on a separate seed at epsilon = 3) and is
-then run on other seeds.
+For every method, the server learning rate is searched in the same way on a separate seed at epsilon
+= 3, and the best rate is then run on other seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EPSILONS, TICKS = labels(NAME, "epsilon"), (1, 2, 3, 4, 6, 8)
 
 
 def texts(store: Kept) -> Pages:
-    """Accuracy by method and epsilon."""
+    """Make the table of accuracies by method and epsilon."""
     lines = []
     for method in labels(NAME, "method"):
         runs = cells(store, NAME, method=method)
@@ -29,7 +29,7 @@ def texts(store: Kept) -> Pages:
 
 
 def draw(store: Kept, path: Path) -> None:
-    """The picture that the README shows."""
+    """Draw the picture that the README shows."""
     with picture(path, (7, 4), dpi=100) as (axes,):
         for method in labels(NAME, "method"):
             figures = [cell.figures() / 100 for cell in cells(store, NAME, method=method)]

@@ -1,9 +1,9 @@
-"""Success of the default inversion on convolutional networks without noise, and of membership
-attacks by unit.
+"""Success of the default inversion attack on convolutional networks without noise, and of
+membership attacks on clients and on examples.
 
-The inversion attacks three clients, with one or two images each, at each of three initial models.
-The membership attacks are on federations that overfit. These are trained on random halves of the
-clients or of the examples, under several mechanisms at equal epsilon.
+The inversion attacks three clients with one or two images each, for each of three initial models.
+The membership attacks are made on federations that overfit, which are trained on random halves of
+the clients or of the examples, under several mechanisms at equal epsilon.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ ITERATIONS = 400
 _TRAINING = LocalTraining(lr=0.1, epochs=1, batch_size=8)
 FEDERATIONS, EXAMPLES = 8, 300
 EARLIER = "inversion, one start"
-"""Kept rows of the earlier default, with a single start: a first step of 0.1 and a total-variation
-weight of 0.02."""
+"""Name of the stored rows of an earlier default, with a single start, a first step of 0.1 and a
+total-variation weight of 0.02.
+"""
 SIDES = ("online", "offline", "rmia online", "rmia offline")
 
 
 def score_inversion(name: str, model: str, images: int, seed: int) -> Row:
-    """SSIM of the default attack on clients' updates at another initial model for each seed."""
+    """Measure the SSIM that the default attack reaches on clients' updates of the seed's initial
+    model.
+    """
     found, scores = data.load(name), []
     for victim in range(VICTIMS):
         rows = np.random.default_rng([seed, victim]).permutation(len(found.train_y))[:images]
@@ -71,8 +74,8 @@ def score_inversion(name: str, model: str, images: int, seed: int) -> Row:
 
 
 def score_membership(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """AUC of LiRA, RMIA and the attacks of `mia` on federations that were trained on halves of the
-    units.
+    """Measure the AUC of LiRA, RMIA and the attacks of `mia` on federations that are trained on
+    random halves of the units.
     """
     overrides = {**changes, "run.seed": seed, "data.partition_seed": seed}
     unit = overrides.pop("unit")
@@ -96,7 +99,7 @@ def score_membership(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
 
 
 def memberships(store: Kept) -> str:
-    """One row per mechanism, budget and unit of the attack."""
+    """Make the table of membership attacks, by mechanism, budget and attacked unit."""
     lines = []
     for cell in cells(store, NAME):
         epsilon, unit = cell.name.get("budget"), cell.name["unit"]
@@ -120,7 +123,7 @@ def memberships(store: Kept) -> str:
 
 
 def inversions(store: Kept) -> str:
-    """Rows of the default attack, and of its earlier default."""
+    """Make the table of the inversion attack with its default settings and an earlier default."""
     lines = []
     for name, model, images in settings(NAME)["targets"]:
         for attack, said in (("inversion", "default"), (EARLIER, "one start, shorter steps")):
@@ -137,12 +140,12 @@ def inversions(store: Kept) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """The page's tables."""
+    """Make the page's tables."""
     return {"attacks.md": {"inversion": inversions(store), "membership": memberships(store)}}
 
 
 def measure(store: Kept) -> None:
-    """All attacks, seed by seed."""
+    """Make all attacks: first the inversions, seed by seed, then the membership attacks."""
     for seed in SEEDS:
         for name, model, images in settings(NAME)["targets"]:
             row = {"attack": "inversion", "data": name, "model": model, "images": images}

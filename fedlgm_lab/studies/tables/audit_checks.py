@@ -1,4 +1,4 @@
-"""How often each check of an audit fails, on releases as planned and on releases with a defect.
+"""Rates at which each check of an audit fails, on releases as planned and with a defect.
 
 Every seed has separate canaries and noise. Defects change only the noise, so that the bound on
 epsilon and the checks of the noise can be compared.
@@ -28,15 +28,16 @@ from fedlgm_lab.studies.tables.pages import table
 from fedlgm_lab.studies.tables.store import Kept, Row
 
 SEEDS = (1, 2, 3)
-# number of audits of one seed: of releases as planned, of releases with a defect, and by the
+# number of audits per seed: of releases as planned, of releases with a defect, and by the
 # distinguisher
 AUDITS, TRIED, DISTINGUISHED = 150, 20, 5
 CHECKS = ("bound", "noise scale", "noise independence", "noise repetition", "noise law")
 ROUNDS, CANARIES = 9, 60
 PLANNED, CONFIDENCES = ("gaussian", "snr-consistent"), (0.95, 0.999)
 Noise = Callable[[np.random.Generator, list[np.ndarray], int], np.ndarray]
-"""(generator, noise of the earlier rounds, coordinates) -> a round's noise, in units of the
-plan's."""
+"""(generator, noise of the earlier rounds, number of coordinates) -> noise of a round, in units of
+the planned standard deviation.
+"""
 
 
 def _draw_noise(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -48,16 +49,14 @@ def _scaled(scale: float) -> Noise:
 
 
 def _repeated(change: Callable[[np.random.Generator, np.ndarray], np.ndarray]) -> Noise:
-    """Noise whose last round repeats the noise of the second round, changed by `change`."""
+    """Return noise whose last round repeats the noise of the second round, changed by `change`."""
     return lambda rng, past, size: (
         change(rng, past[1]) if len(past) == ROUNDS - 1 else _draw_noise(rng, size)
     )
 
 
 def _partly(share: float) -> Noise:
-    """Noise that takes the share `share` of its variance in a round from the noise of the round
-    before.
-    """
+    """Return noise that takes this share of its variance in a round from the previous round."""
 
     def noise(rng: np.random.Generator, past: list[np.ndarray], size: int) -> np.ndarray:
         new = _draw_noise(rng, size)
@@ -103,7 +102,7 @@ DEFECTS: dict[str, Noise] = {
 
 
 def failures(of: Subject, seed: int, audits: int, confidence: float, noise: Noise | None) -> Row:
-    """Number of audits in which each check failed."""
+    """Count the audits in which each check fails."""
     reported = reported_of(of, of.method.plan(of.start))
     counts = dict.fromkeys((*CHECKS, "any"), 0)
     for number in range(audits):
@@ -132,12 +131,13 @@ def _publishing(noise: Noise, rng: np.random.Generator) -> Callable[..., Tensor]
 
 
 def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row:
-    """Number of audits by the distinguisher that failed.
+    """Count the audits by the distinguisher that fail.
 
     Args:
-        seed: the audits have the seeds 100 * seed, 100 * seed + 1, ...
+        seed: the seeds of the audits are 100 * seed, 100 * seed + 1, ...
         audits: number of audits.
-        variant: "sound" audits laplace-iid, "published" the published variant of "uniform".
+        variant: "sound" to audit "laplace-iid", or "published" to audit the published variant of
+            "uniform".
     """
     name = "laplace-iid" if variant == "sound" else "uniform"
     of = Subject.of(name, variant, epsilon=4.0)
@@ -152,7 +152,7 @@ def count_failures_of_distinguisher(seed: int, audits: int, variant: str) -> Row
 
 
 def measure(store: Kept) -> None:
-    """Measure every figure that is not kept yet."""
+    """Measure every figure that is not stored yet."""
     layers = LayerTable.from_sizes(SIZES)
     of = {name: Subject.of(name, rounds=ROUNDS, layers=layers) for name in PLANNED}
     for seed in SEEDS:
@@ -168,7 +168,7 @@ def measure(store: Kept) -> None:
 
 
 def _count_failures(rows: list[Row], check: str) -> str:
-    """Failed audits of all seeds, with the exact 95 % interval of their share in per cent."""
+    """Format the number of failed audits, and the 95 % interval of their share in per cent."""
     failed, audits = (sum(row["failed"][check] for row in rows), sum(row["audits"] for row in rows))
     low, high = (
         100 * x for x in scipy.stats.binomtest(failed, audits).proportion_ci(method="exact")
@@ -177,8 +177,8 @@ def _count_failures(rows: list[Row], check: str) -> str:
 
 
 def _row(rows: list[Row], checks: tuple[str, ...] = CHECKS) -> list[str]:
-    """Number of audits, failures of each check ("-" for checks that were not made), and failures of
-    any check.
+    """Format the number of audits, the failures of each check ("-" for checks that were not made),
+    and the failures of any check.
     """
     counts = [
         str(sum(row["failed"][check] for row in rows)) if check in checks else "-"
@@ -188,7 +188,7 @@ def _row(rows: list[Row], checks: tuple[str, ...] = CHECKS) -> list[str]:
 
 
 def texts(store: Kept) -> Pages:
-    """Tables of failed checks, for releases as planned and for each defect."""
+    """Make the tables of failed checks, for releases as planned and for each defect."""
     planned = [
         [name, f"{confidence:g}", *_row(rows)]
         for name, confidence in itertools.product(PLANNED, CONFIDENCES)

@@ -1,12 +1,12 @@
 """The full audits, which take about forty minutes on one core.
 
-1. Every registered mechanism at epsilon 1, 4 and 8, and the published variants that must be caught.
-2. Tightness in one training run with canaries: flat and SNR-consistent noise on the digits
-   federation.
-3. False alarms on releases that are exactly as planned. There are two thousand single releases of
+1. Audits of every registered mechanism at epsilon 1, 4 and 8, and of the published variants that
+must be caught. 2. Tightness of the audit of one training run with canaries, for flat and
+SNR-consistent noise on the digits federation. 3. False alarms on releases that are exactly as
+planned. There are two thousand single releases of
    each mechanism, at confidence 0.95 and 0.999, two thousand audits of four rounds, a thousand
    audits of twelve rounds with correlated noise, and 300 audits by the command `fedlgm audit`.
-4. The cost of canaries, as their share of a round's time.
+4. The cost of canaries, as a share of a round's time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ SIZES = {"a": 40, "b": 600, "c": 160}
 SEPARATION = 4  # rounds between a client's participations in the audits of correlated noise
 
 AUDITS, RUNS, COMMANDS, BATCH = 2000, 1000, 300, 50
-"""False alarms: number of audits of separate releases, number of audits of whole runs, number of
-commands, and how many of them are kept at a time."""
+"""For false alarms: number of audits of separate releases, number of audits of complete runs,
+number of commands, and number of audits that are stored at a time.
+"""
 
 
 def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> str:
-    """Bounds on every registered mechanism, and on the published variants that must be caught."""
+    """Audit every registered mechanism, and the published variants that must be caught."""
 
     def bound(name: str, variant: str, epsilon: float) -> list[Any]:
         subject = Subject.of(name, variant, epsilon=epsilon)
@@ -70,7 +71,7 @@ def every_mechanism(store: Values, epsilons: tuple[float, ...], trials: int) -> 
 
 
 def tightness(store: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]) -> str:
-    """Ratio of the audited to the proven epsilon, for training runs with canaries."""
+    """Measure the ratio of the audited to the proven epsilon in training runs with canaries."""
 
     def run(recipe: str, name: str, epsilon: float, seed: int) -> list[Any]:
         changes = {"mechanism.name": name, "privacy.epsilon": epsilon, "run.seed": seed}
@@ -95,7 +96,7 @@ def tightness(store: Values, epsilons: tuple[float, ...], seeds: tuple[int, ...]
 
 
 def audited_run(recipe: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The summary of a run with canaries."""
+    """Make a run with canaries, and return its summary."""
     watched = {**changes, "run.audit": True, "run.evaluate_every": 50}
     with simulated(recipe, overrides=watched) as result:
         return dict(result)
@@ -105,7 +106,7 @@ def false_alarms(store: Values, audits: int, runs: int, commands: int) -> str:
     failed, whole = 0, 0
 
     def count(key: str, of: int, measure: Callable[[range], list[int]]) -> list[str]:
-        """Counts by column. The last column counts whole audits that failed."""
+        """Format the counts of each column; the last column counts complete audits that failed."""
         nonlocal failed, whole
         batches = [
             store.get(f"{key} {n.start}-{n.stop}", partial(measure, n)) for n in _batches(of)
@@ -151,8 +152,8 @@ def _batches(count: int) -> list[range]:
 
 
 def exact_releases(name: str, numbers: range) -> list[int]:
-    """Audits of releases that are exactly as planned: ratios above 1 at 0.95 and at 0.999, and
-    failed audits.
+    """Audit releases that are exactly as planned. Count the ratios above 1 at confidence 0.95 and
+    at 0.999, and the failed audits of four rounds.
     """
     layers = LayerTable.from_sizes(SIZES)
     single, several = (Subject.of(name, rounds=rounds, layers=layers) for rounds in (1, 4))
@@ -166,7 +167,7 @@ def exact_releases(name: str, numbers: range) -> list[int]:
 
 
 def exact_runs(numbers: range) -> list[int]:
-    """Failed audits of whole runs that are exactly as planned.
+    """Count the failed audits of complete runs that are exactly as planned.
 
     The runs have banded noise over twelve rounds, and clients in groups that take turns.
     """
@@ -181,13 +182,13 @@ def exact_runs(numbers: range) -> list[int]:
 
 
 def audit(of: Subject, count: int, number: int) -> AuditResult:
-    """The complete audit of one run whose releases are exactly as planned."""
+    """Make the complete audit of a run whose releases are exactly as planned."""
     reported = reported_of(of, of.method.plan(of.start))
     return audit_record(watch(of, count, "release", number), of.layers, reported)
 
 
 def failed_commands(name: str, numbers: range) -> list[int]:
-    """Number of failed audits of a sound mechanism, made as by `fedlgm audit NAME --seed N`."""
+    """Count the audits of a sound mechanism that fail, made as by `fedlgm audit NAME --seed N`."""
     subject = Subject.of(name)
     return [sum(not Audit(seed=number).mechanism(subject).passed for number in numbers)]
 
@@ -208,8 +209,8 @@ def cost(store: Values, runs: int) -> str:
 
 
 def share_of_canaries(recipe: str, changes: Mapping[str, Any]) -> float:
-    """Share of the rounds' time that goes to the canaries, in the same run, so that other load
-    affects both equally.
+    """Measure the share of the rounds' time that the canaries take. Both times come from the same
+    run, so that other load on the machine affects both equally.
     """
     spent = 0.0
 
@@ -240,13 +241,13 @@ PARTS: dict[str, Callable[[Values], str]] = {
 
 
 def measure(store: Values) -> None:
-    """All four parts."""
+    """Make all four parts."""
     for part in PARTS.values():
         part(store)
 
 
 def texts(store: Values) -> Pages:
-    """The parts that are complete."""
+    """Make the tables of the parts that are complete."""
     complete, shown = Values(store.path, {"minutes": 0}), {}
     for name, part in PARTS.items():
         with contextlib.suppress(OutOfTimeError):

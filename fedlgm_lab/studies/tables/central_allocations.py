@@ -1,8 +1,9 @@
-"""Table 2 of the SNR-consistent paper: noise over the layers in centralised training, at one proven
-epsilon of 3.
+"""Table 2 of the SNR-consistent paper, which compares allocations of the noise over the layers in
+centralised training, at a proven epsilon of 3.
 
-The runs train the CNN with 26,010 parameters on all 60,000 examples of FashionMNIST. Every cell
-gets the same search (learning rate, on a separate seed) and is then run on other seeds.
+The runs train the CNN with 26,010 parameters on all 60,000 examples of FashionMNIST. In every cell,
+the learning rate is searched in the same way on a separate seed, and the best rate is then run on
+other seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fedlgm_lab.studies.tables.store import CHANGE, Kept, change
 
 NAME = "central-allocations"
 STEPS, EARLIER = labels(NAME, "steps")
-"""Number of steps of the runs, and of the earlier, shorter runs."""
+"""Number of steps of the runs, and of earlier, shorter runs."""
 PAPER = {
     # rule: the paper's figures under EqClip and MedClip
     "flat": ("86.41 ± 0.02", ""),
@@ -25,11 +26,11 @@ PAPER = {
     "snr-consistent": ("86.23 ± 0.36", "86.81 ± 0.23"),
 }
 SAME = {"sensitivity-proportional": "uniform", "min-total-noise": "snr-consistent"}
-"""Rules that are the same as another rule under EqClip."""
+"""Rules that under EqClip are the same as another rule."""
 
 
 def results(store: Kept, steps: int) -> str:
-    """A row for every cell."""
+    """Make the table of results, with a row for every cell."""
     runs = {
         (cell.name["rule"], cell.name["clip"]): cell for cell in cells(store, NAME, steps=steps)
     }
@@ -55,12 +56,12 @@ def results(store: Kept, steps: int) -> str:
 
 
 def search(store: Kept, steps: int) -> str:
-    """Accuracy of every cell's search."""
+    """Make the table of the searches' accuracies."""
     return search_table(cells(store, NAME, steps=steps), {"rule": "rule", "clip": "bounds"}, 2)
 
 
 def texts(store: Kept) -> Pages:
-    """Results and searches of these runs, and of the earlier, shorter runs."""
+    """Make the tables of results and searches, for these runs and for the earlier, shorter runs."""
     return {
         "central-allocations.md": {"results": results(store, STEPS)},
         "data/central-allocations.md": {

@@ -1,9 +1,9 @@
-"""Bias of LM-DP-SGD over the budget, the threshold and the emphasis: Figures 5 (b), 6 (b) and 7 (b)
-of its paper.
+"""Bias of LM-DP-SGD for several budgets, thresholds and emphasis factors (Figures 5 (b), 6 (b) and
+7 (b) of its paper).
 
-Settings and grids are taken from the studies 002-figure-5 to -7. The bias is ||mean scaled gradient
-- mean gradient|| over 500 private examples, at the weights and the plan of a step, averaged over
-five steps.
+The settings and grids are those of the studies 002-figure-5 to 002-figure-7. The bias is ||mean
+scaled gradient - mean gradient|| over 500 private examples, with the weights and the plan of a
+step; it is averaged over five steps.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ STUDIES = {  # study -> key of the grid, and what the paper says about the bias 
 
 
 def jobs(study: str) -> list[Job]:
-    """The runs of LM-DP-SGD in a study."""
+    """List the runs of LM-DP-SGD in a study."""
     asked = files.load(study)
     grid = asked.grid | {"mechanism": [METHOD]}
-    # All three figures are at the recipe's learning rate.
+    # all three figures use the recipe's learning rate
     changes = {key: value for key, value in asked.set.items() if key != "training.lr"}
     base, own, options = base_of(asked.recipe, grid, {}, changes)
     return grid_jobs(base, grid, range(SEEDS), options, own)
 
 
 def measure_bias(job: Job, store: Kept) -> Row:
-    """The bias in one training.
+    """Measure the bias in one training.
 
-    Runs with equal settings in several studies have the same seed, and are measured once.
+    Runs that have the same settings in several studies also have the same seed, and are measured
+    once.
     """
     for row in store.find(run=str(job.recipe.run.seed)):
         return {key: row[key] for key in ("run", "bias", "epsilon", "guarantee")}
@@ -65,7 +66,7 @@ def measure_bias(job: Job, store: Kept) -> Row:
 
 
 def measure(store: Kept) -> None:
-    """All runs, seed by seed."""
+    """Make all runs, seed by seed."""
     for seed in range(SEEDS):
         for study, (key, _) in STUDIES.items():
             for job in jobs(study):
@@ -75,7 +76,7 @@ def measure(store: Kept) -> None:
 
 
 def biases(store: Kept, **name: Any) -> list[float]:
-    """Mean bias of each run."""
+    """Return the mean bias of each run, in the order of the seeds."""
     return [
         statistics.fmean(row["bias"])
         for row in sorted(store.find(**name), key=lambda row: row["seed"])
@@ -83,8 +84,8 @@ def biases(store: Kept, **name: Any) -> list[float]:
 
 
 def page(store: Kept) -> str:
-    """One row per figure: the bias at each value, and a test of the bias at the last value against
-    the bias at the first.
+    """Make the table with one row per figure: the bias at each value of the key, and a test whether
+    the bias at the last value differs from the bias at the first value.
     """
     rows, tests = [], []
     for study, (key, expected) in STUDIES.items():

@@ -1,11 +1,10 @@
-"""Correlated noise in closed form.
+"""Errors of correlated noise in closed form.
 
-* errors of the models over the errors with independent noise. One comparison has no amplification,
-  and clients take part at least b rounds apart under both noises. The other compares groups with
-  secret draws in them against Poisson sampling of all clients;
-* gain of a separate C for every layer over the best single C for all layers, if the server treated
-  layers differently;
-* errors for a server with momentum.
+* ratios of the models' errors to the errors with independent noise. One comparison has no
+amplification, and clients take part at least b rounds apart under both noises. The other compares
+secret draws within groups with Poisson sampling of all clients; * gain of a separate C for every
+layer over the best single C for all layers, for servers that treat layers differently; * errors for
+a server with momentum.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Row = dict[str, Any]
 
 
 def without_amplification() -> list[Row]:
-    """Errors if a client's rounds are at least b apart under both noises, which then have the same
-    sensitivity, sqrt(T / b).
+    """Compute the errors if a client's rounds are at least b apart under both noises, whose
+    sensitivity is then sqrt(T / b).
     """
     rows = []
     independent = correlation.get("identity", ROUNDS)
@@ -60,7 +59,9 @@ def without_amplification() -> list[Row]:
 
 
 def against_poisson() -> list[Row]:
-    """Errors at q = 0.1. Ten groups are a public cycle, in which only the noise is secret."""
+    """Compute the errors at q = 0.1. Ten groups form a public cycle, in which only the noise is
+    secret.
+    """
     rows = []
     independent = correlation.get("identity", ROUNDS)
     for epsilon in BUDGETS:
@@ -83,8 +84,8 @@ def against_poisson() -> list[Row]:
 
 
 def workloads() -> list[Row]:
-    """Mean error for a server with momentum, at 10 bands: with the C made for momentum, and with
-    the C for prefix sums.
+    """Compute the mean errors for a server with momentum, at 10 bands, with the C optimised for
+    momentum, the C optimised for prefix sums, and independent noise.
     """
     rows = []
     for name, workload in {"momentum 0.9": Workload(0.9)}.items():
@@ -107,18 +108,18 @@ DIFFERENT = {
     "weight decay 0.01 a round / none": (Workload(decay=0.99), Workload()),
     "no difference": (Workload(), Workload()),
 }
-"""What the server could do differently with two kinds of layers."""
+"""Pairs of ways in which the server treats two kinds of layers."""
 
 
 def per_layer() -> list[Row]:
-    """Error of the best single C for all layers over the error with a separate C for each layer,
-    each under its optimal split.
+    """Compute the ratio of the error with the best single C for all layers to the error with a
+    separate C for each layer, each under its optimal split.
 
     The optimal split has the error sum_l c_l sens(C_l) E_l sqrt(d_l), where sens(C_l) E_l depends
     only on the kind of layer l. The cost of a single C is therefore the mean of its costs for the
     two kinds, weighted by the terms of this sum. "worst" is the largest cost over all weights, and
-    holds for any model. In the measured models all layers have equal bounds. The last layer
-    ("output"), or the second half of the layers, has the treatment that is named second.
+    holds for any model. In the models, all layers have equal bounds, and the last layer ("output")
+    or the second half of the layers has the treatment that is named second.
     """
     sizes = {
         name: LayerTable.from_module(models.build(kind, in_shape=shape, classes=10)).sizes
@@ -152,8 +153,8 @@ Cost = Callable[[np.ndarray], float]
 
 
 def _cost(workload: Workload) -> Cost:
-    """Norm times root mean square error, which is sens(C) E up to the factor sqrt(k). Every layer
-    has this factor.
+    """Return the function norm times root mean square error, which is sens(C) E up to the factor
+    sqrt(k) that all layers have.
     """
     return lambda c: float(np.sqrt(workload.variances(c, ROUNDS).mean()) * np.linalg.norm(c))
 
@@ -161,8 +162,8 @@ def _cost(workload: Workload) -> Cost:
 def _cost_of_one_c(
     costs: list[Cost], least: list[float], own: list[np.ndarray], share: float
 ) -> float:
-    """Least weighted cost of one C for both kinds of layers, relative to the cost of separate
-    C's.
+    """Compute the least weighted cost of one C for both kinds of layers, relative to the cost of
+    separate C's.
     """
     weights = np.array([share, 1 - share])
 
@@ -184,13 +185,13 @@ FIGURES: dict[str, Callable[[], list[Row]]] = {
 
 
 def measure(store: Values) -> None:
-    """All closed forms."""
+    """Compute all closed forms."""
     for name, rows in FIGURES.items():
         store.get(name, rows)
 
 
 def texts(store: Values) -> Pages:
-    """All closed forms."""
+    """Make the tables of all closed forms."""
     apart, poisson, layers, servers = (store.values[name] for name in FIGURES)
     errors = {
         (row["epsilon"], row["groups"]): f"{row['mean']:.3f} / {row['max']:.3f}" for row in poisson

@@ -1,7 +1,7 @@
-"""Whether clients vote for the cut of their updates that trains the better model.
+"""Tests whether clients vote for the way of clipping that trains the better model.
 
-The settings come from `water_filling` and `real_models`, whose runs show which cut is better. The
-votes are taken in the first round, with hardly any noise.
+The settings come from `water_filling` and `real_models`, whose runs show which way of clipping is
+better. The votes are taken in the first round, with hardly any noise.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ADAM = {"training.optimizer": "adam", "training.lr": 0.01}
 
 
 class Setting(NamedTuple):
-    """A model in one federation: its title, recipe and changes, and measured accuracies of both
-    rules in per cent, by seed.
+    """A model in a federation, with its title, recipe and changes of the recipe, and with the
+    measured accuracies of flat clipping and of water-filling in per cent, by seed.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Setting(NamedTuple):
 
 
 def settings_of(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
-    """The ten settings of the page, by name, with the runs that a folder keeps."""
+    """Yield the name of every setting and the setting, with the runs that a folder holds."""
     store = water_filling.MAKER.open(folder)
     assert isinstance(store, Kept)
     rules = water_filling.FLAT, water_filling.FILLING
@@ -60,8 +60,8 @@ def settings_of(folder: Path, base: str) -> Iterator[tuple[str, Setting]]:
 
 
 def vote(setting: Setting, seed: int) -> dict[str, float]:
-    """The share of the first cohort's clients that prefer water-filling; an abstention counts as
-    half.
+    """Return the share of the first cohort's clients that vote for water-filling; an abstention
+    counts as half a vote.
     """
     once = {
         "mechanism.name": "voted-filling",
@@ -74,7 +74,7 @@ def vote(setting: Setting, seed: int) -> dict[str, float]:
 
 
 def comparison(store: Kept) -> str:
-    """One row per setting: the votes, and the measured change by water-filling."""
+    """Make the table of the votes and of the measured change by water-filling in every setting."""
     lines = []
     for name, setting in settings_of(store.folder, ""):
         shares = [row["share"] for row in store.find(setting=name)]
@@ -92,7 +92,7 @@ def comparison(store: Kept) -> str:
 
 
 def measure(store: Kept) -> None:
-    """The votes in every setting.
+    """Take the votes in every setting.
 
     Raises:
         ConfigError: the runs of water-filling are missing.
@@ -105,7 +105,7 @@ def measure(store: Kept) -> None:
 
 
 def texts(store: Kept) -> Pages:
-    """The votes beside the measured change."""
+    """Make the page's table."""
     return {"adaptive.md": {"votes": comparison(store)}}
 
 

@@ -2,9 +2,9 @@
 
 The recipe is `distributed-digits`. Runs differ only in the party that adds the noise, the number of
 nodes, the budget, the bound, the learning rate and the seed. Every cell chooses among the same
-bounds and learning rates, by the mean accuracy of three seeds that the table does not use. Where
-nodes add the noise, epsilon is the epsilon against the server. All runs use the replace-one
-relation.
+bounds and learning rates, by the mean accuracy of three seeds that the table does not use. If the
+nodes add the noise, epsilon is the epsilon that holds against the server. All runs use the
+replace-one relation.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ BUDGETS = (8.0, 2.0)
 SETTINGS = tuple(itertools.product((0.1, 0.2, 0.5), (0.15, 0.5, 1.5)))
 SEARCH = (11, 12, 13)
 SEEDS = {8.0: (1, 2, 3, 4, 5), 2.0: (1, 2, 3, 4, 5, *range(21, 36))}
-"""Seeds by epsilon. At epsilon 2, accuracy depends so much on the seed that five seeds do not give
-the mean within 0.03."""
+"""Seeds by epsilon. At epsilon 2, accuracy varies so much between seeds that five seeds do not
+determine its mean to within 0.03.
+"""
 _ALONE = {"distributed": None}
 _CENTRAL = {"privacy.trust": "central", "privacy.max_participations": None, **_ALONE}
 TRUST: dict[str, dict[str, Any]] = {
@@ -41,7 +42,7 @@ Setting = tuple[float, float]
 
 
 def run(cell: Cell, setting: Setting, seed: int) -> Row:
-    """One run's figures."""
+    """Make one run, and return its figures."""
     (trust, nodes, budget), (bound, rate) = cell, setting
     changes = {
         **dict(zip(("distributed.threshold", "distributed.colluders"), NODES[nodes], strict=True)),
@@ -62,7 +63,7 @@ def run(cell: Cell, setting: Setting, seed: int) -> Row:
 
 
 def accuracies(store: Kept, cell: Cell, setting: Setting, seeds: Iterable[int]) -> list[float]:
-    """The kept accuracies of a cell's runs; runs that are missing are made and kept."""
+    """Return the accuracies of a cell's runs; make and store the runs that are missing."""
     name = dict(zip(_NAMES, (*cell, *setting), strict=True))
     return [
         float(store.keep({**name, "seed": seed}, partial(run, cell, setting, seed))["accuracy"])
@@ -71,15 +72,15 @@ def accuracies(store: Kept, cell: Cell, setting: Setting, seeds: Iterable[int]) 
 
 
 def accuracy(store: Kept, cell: Cell) -> str:
-    """Mean and standard deviation over the seeds, at the bound and the learning rate with the best
-    mean over the seeds of the search.
+    """Format the mean accuracy and its standard deviation over the seeds, at the bound and the
+    learning rate with the best mean over the seeds of the search.
     """
     best = max(SETTINGS, key=lambda setting: sum(accuracies(store, cell, setting, SEARCH)))
     return spread(accuracies(store, cell, best, SEEDS[cell[2]]), digits=3)
 
 
 def texts(store: Kept) -> Pages:
-    """Accuracy by epsilon and nodes; makes the runs that are missing."""
+    """Make the missing runs, and the table of accuracies by epsilon and number of nodes."""
     lines = []
     for budget, nodes in itertools.product(BUDGETS, sorted(NODES)):
         cells = ((who, nodes, BUDGETS[0] if who == _FREE else budget) for who in TRUST)

@@ -1,5 +1,5 @@
-"""How often the paired test errs: false alarms and coverage in simulated comparisons of methods that
-do not differ.
+"""Rates of false alarms and of coverage of the paired test, in simulated comparisons of methods
+that do not differ.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ROUNDS, TRIALS, CELLS = 5, 5000, 4
 
 
 def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
-    """Figures of two methods without a difference, [2, seeds, rounds]. Rounds of a run are
-    correlated, and runs of one seed share their start.
+    """Draw the figures of two methods that do not differ, [2, seeds, rounds]. The rounds of a run
+    are correlated, and the two runs of a seed share a component.
     """
     start = draw.normal(size=(1, seeds, 1))
     run = draw.normal(size=(2, seeds, 1))
@@ -32,8 +32,8 @@ def runs(draw: np.random.Generator, seeds: int, within: float) -> np.ndarray:
 
 
 def rates(seeds: int, within: float, trials: int = TRIALS) -> dict[str, Any]:
-    """Share of comparisons with p below 0.05, share of intervals that contain 0, and share of
-    families of cells in which Holm's method gives an alarm.
+    """Estimate the share of comparisons with p below 0.05, the share of intervals that contain 0,
+    and the share of families of cells in which Holm's method raises a false alarm.
     """
     draw = np.random.default_rng(1000 * seeds + int(10 * within))
     found = [difference(*runs(draw, seeds, within)) for _ in range(trials)]
@@ -49,7 +49,7 @@ def rates(seeds: int, within: float, trials: int = TRIALS) -> dict[str, Any]:
 
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of kept rates."""
+    """Make the table of the stored rates."""
     lines = [
         [
             str(row["seeds"]),
@@ -66,7 +66,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def measure(store: Kept) -> None:
-    """All numbers of seeds and correlations."""
+    """Estimate the rates for all numbers of seeds and all correlations."""
     for seeds, within in itertools.product(SEEDS, WITHIN):
         store.keep({"seeds": seeds, "within": within}, partial(rates, seeds, within))
 

@@ -1,5 +1,7 @@
-"""The federated FashionMNIST setting of the SNR-consistent paper: what its accuracy depends on, and
-cells of Table 3. Every run is the recipe `fashion-mnist` with the stated keys changed.
+"""The federated FashionMNIST setting of the SNR-consistent paper: the settings on which its
+accuracy depends, and cells of Table 3.
+
+Every run uses the recipe `fashion-mnist` with the changes in `fashion-mnist.toml`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ FIGURES = {"last round": "final", "mean of the last five evaluated": "late", "hi
 
 
 def glorot_cnn(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """The paper's network with Glorot's uniform weights and biases of zero, as Keras initialises
-    it.
+    """Build the paper's network with Glorot's uniform weights and zero biases, the initialisation
+    of Keras.
     """
     module = cnn(in_shape, classes, activation="sigmoid")
     for child in module.modules():
@@ -29,7 +31,7 @@ def glorot_cnn(in_shape: tuple[int, int, int], classes: int) -> nn.Module:
 
 
 def texts(store: Kept) -> Pages:
-    """A table for each study with finished runs."""
+    """Make a table for each study with finished runs."""
     pages: dict[str, dict[str, str]] = {"fashion-mnist.md": {}, "data/fashion-mnist.md": {}}
     for study in (group["name"]["study"] for group in settings(NAME)["groups"]):
         first, *_ = runs = cells(store, NAME, study=study)

@@ -1,4 +1,4 @@
-"""i.n.i.d. Gaussian and Laplace noise: Tables I to III and V and Figures 5 and 6 of its paper.
+"""Tables I to III and V and Figures 5 and 6 of the paper on i.n.i.d. Gaussian and Laplace noise.
 
 The tables take about three minutes on one core. `inid_figures` draws Figures 1 to 4.
 """
@@ -63,7 +63,7 @@ def laplace_mse(profile: Array, epsilon: float) -> float:
 
 
 def claims() -> Rows:
-    """The paper's decibel figures (section V)."""
+    """Recompute the figures in decibels that the paper states in section V."""
     mu, epsilon = gaussian_mu(0.5, 1e-6), 0.5
     gain_g = {s: db(20 / mu**2 / gaussian_mse(unit_profile(s, 20), epsilon)) for s in SHAPES}
     gain_l = {
@@ -102,7 +102,7 @@ def claims() -> Rows:
 
 
 def table_two() -> Rows:
-    """Mean absolute errors in two dimensions for the profile (0.85, 0.15)."""
+    """Compute the mean absolute errors in two dimensions for the profile (0.85, 0.15)."""
     rows = []
     paper = (3.9962, 1.9862, 1.3050, 0.9546, 0.7366, 0.5856)
     for epsilon, printed in zip((0.5, 1.0, 1.5, 2.0, 2.5, 3.0), paper, strict=True):
@@ -124,8 +124,8 @@ def table_two() -> Rows:
 
 
 def table_three(trials: int) -> Rows:
-    """DP-PCA: M=100, N=1000, r=10, delta=1e-6; mean subspace recovery error and its standard
-    error.
+    """Measure the mean subspace recovery error of DP-PCA and its standard error, for M=100, N=1000,
+    r=10 and delta=1e-6.
     """
     paper = {
         "gaussian-iid": (0.4762, 0.2484, 0.1067),
@@ -165,12 +165,13 @@ def mean_and_error(x: Array) -> str:
 
 
 def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
-    """Mean squared error of product Laplace noise whose privacy loss distribution proves (epsilon,
-    delta)-DP.
+    """Compute the mean squared error of product Laplace noise whose privacy loss distribution
+    proves (epsilon, delta)-DP.
 
-    Coordinates are decoupled, so the worst neighbour moves every coordinate by its sensitivity.
-    Ratios lambda_i/beta_i are rounded up to at most 60 levels (sound). The better of the two shapes
-    lambda^(1/3) and lambda^(1/2) is taken.
+    The coordinates are decoupled, so the worst neighbour changes every coordinate by its
+    sensitivity. The ratios lambda_i/beta_i are rounded up to at most 60 levels, which is sound. The
+    result is the least error of the shapes lambda^(1/3) and lambda^(1/2) and of the (epsilon, 0)-DP
+    noise.
     """
 
     def fits(ratios: Array) -> bool:
@@ -197,8 +198,8 @@ def laplace_mse_by_pld(profile: Array, epsilon: float, delta: float) -> float:
 
 
 def high_dimension(sizes: tuple[int, ...]) -> Rows:
-    """Sum of N records of a decoupled query at (eps, delta) = (0.5, 1e-6): mean squared errors in
-    dB.
+    """Compute the mean squared errors in dB of the sum of N records of a decoupled query, at (eps,
+    delta) = (0.5, 1e-6).
     """
     rows = []
     for power, size in itertools.product((0.0, 0.5, 1.0, 1.5, 2.0), sizes):
@@ -231,8 +232,8 @@ def high_dimension(sizes: tuple[int, ...]) -> Rows:
 
 
 def gradients() -> Rows:
-    """One release of the gradient of softmax regression on digits (1,797 rows, layers of 640 and 10
-    parameters).
+    """Compute the errors of one release of the gradient of softmax regression on digits (1,797
+    rows, layers of 640 and 10 parameters).
     """
     x, labels = load_digits(return_X_y=True)
     slope = 0.1 - np.eye(10)[labels]
@@ -243,8 +244,8 @@ def gradients() -> Rows:
     size = math.sqrt(sum(float((g.sum(axis=0) ** 2).sum()) for g in layers))
 
     def error(order: int, epsilon: float, fraction: float) -> float:
-        """Relative root mean squared error, bias included, with layers clipped at `fraction` of
-        their median norm.
+        """Compute the relative root mean squared error, including the bias, if each layer is
+        clipped at `fraction` of its median norm.
         """
         norms = [np.linalg.norm(g, ord=order, axis=1) for g in layers]
         clip = [fraction * float(np.median(n)) for n in norms]
@@ -275,8 +276,8 @@ def gradients() -> Rows:
 
 
 def group_noise() -> Rows:
-    """Norm of one step's noise at the settings of the paper's Table IV: ResNet-20, 5,000 steps,
-    sampling rate 0.02.
+    """Compute the norm of one step's noise at the settings of the paper's Table IV (ResNet-20,
+    5,000 steps, sampling rate 0.02).
     """
     layers = LayerTable.from_module(models.build("resnet20", in_shape=(3, 32, 32), classes=10))
     start = Transcript.start(torch.zeros(layers.size))
@@ -320,13 +321,13 @@ TABLES: dict[str, Callable[[], Rows]] = {
 
 
 def measure(store: Values) -> None:
-    """The rows of every table."""
+    """Compute the rows of every table."""
     for name, rows in TABLES.items():
         store.get(name, rows)
 
 
 def texts(store: Values) -> Pages:
-    """Every table that is kept."""
+    """Make every table whose rows are stored."""
     shown = {name: markdown(store.values[name]) for name in TABLES if name in store.values}
     third = {name: text for name, text in shown.items() if name == "table-three"}
     rest = {name: text for name, text in shown.items() if name != "table-three"}

@@ -1,5 +1,5 @@
-"""Private coordinate descent at equal proven budget: Figures 5 and 6 and Table V of the i.n.i.d.
-noise paper.
+"""Private coordinate descent at equal proven budgets (Figures 5 and 6 and Table V of the i.n.i.d.
+noise paper).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SETS = tuple(
 
 @lru_cache
 def laplace_pass_budget(epsilon: float, delta: float, size: int, passes: int) -> float:
-    """Largest epsilon per pass for which `passes * size` equal Laplace releases are (epsilon,
-    delta)-DP by PLD.
+    """Compute the largest epsilon per pass for which `passes * size` equal Laplace releases are
+    (epsilon, delta)-DP, by their privacy loss distribution.
     """
 
     def fits(budget: float) -> bool:
@@ -82,8 +82,8 @@ class Problem(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """How noise is drawn and accounted for; `share` of epsilon goes to private smoothness
-    constants.
+    """How noise is drawn and accounted for. The share `share` of epsilon pays for private
+    smoothness constants.
     """
 
     label: str
@@ -95,7 +95,9 @@ class Variant(NamedTuple):
 def descent_errors(
     problem: Problem, variant: Variant, rule: inid.Rule, setting: Setting, seeds: range
 ) -> Array:
-    """Relative errors to the optimum, in percent, at epsilon 1 and delta 1/N^2."""
+    """Compute each seed's objective relative to the optimum, as an excess in per cent, at epsilon 1
+    and delta 1/N^2.
+    """
     (passes, clip, rate), count = setting, len(problem.data.targets)
     epsilon, delta, size = 1.0 - variant.share, 1 / count**2, problem.smoothness.size
     if variant.by_pld:
@@ -128,13 +130,13 @@ def descent_errors(
 
 
 def descent() -> Rows:
-    """DP-CD against improved DP-CD at equal proven budget; each method's settings are tuned on
-    separate seeds.
+    """Compare DP-CD with improved DP-CD at equal proven budgets, with each method's settings tuned
+    on separate seeds.
     """
     rows: Rows = []
     for name, scaling in SETS:
         problem = Problem.load(name, scaling)
-        update = problem.smoothness**-0.5  # profile of the updates, up to a factor
+        update = problem.smoothness**-0.5  # profile of the updates, up to a constant factor
         gain = 10 * math.log10(update.size * float(update @ update) / float(update.sum()) ** 2)
         variants = [Variant("Gaussian", "gaussian"), Variant("Laplace, (eps, 0)", "laplace")]
         variants += (

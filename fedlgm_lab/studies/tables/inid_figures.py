@@ -1,4 +1,4 @@
-"""Figures 1 to 4 of the i.n.i.d. noise paper, from closed forms."""
+"""Figures 1 to 4 of the i.n.i.d. noise paper, computed from closed forms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Panel = Mapping[str, Any]
 
 
 def panels() -> dict[str, list[Panel]]:
-    """The curves of each figure's panels: {x, curves, xlabel, ylabel}."""
+    """Compute the panels of each figure, as {x, curves, xlabel, ylabel}."""
 
     def panel(
         x: Sequence[float], curves: Mapping[str, list[float]], xlabel: str, ylabel: str = "MSE (dB)"
@@ -56,7 +56,7 @@ def panels() -> dict[str, list[Panel]]:
 
 
 def draw(name: str, store: Values, path: Path) -> None:
-    """One figure, from its kept panels."""
+    """Draw a figure from its stored panels."""
     shown = store.values[name]
     with picture(path, (9, 3.4) if len(shown) == 2 else (4.8, 3.2), len(shown)) as axes:
         for axis, one in zip(axes, shown, strict=True):
@@ -68,7 +68,7 @@ def draw(name: str, store: Values, path: Path) -> None:
 
 
 def measure(store: Values) -> None:
-    """The curves of every figure."""
+    """Compute the curves of every figure."""
     for name, curves in panels().items():
         store.get(name, lambda curves=curves: curves)
 

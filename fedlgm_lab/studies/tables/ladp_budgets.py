@@ -1,12 +1,12 @@
-"""The budget that the LaDP-FL paper charges by its equations 17 to 19, beside the proven epsilon.
+"""The budget that the LaDP-FL paper charges by its equations 17 to 19, compared with the proven
+epsilon (Figure 5 and the last block of Table VIII of the paper).
 
-These are Figure 5 and the last block of Table VIII of the paper.
-
-Recipe `ladp-fashion-mnist-published`, ten rounds, seeds 1 to 3. The baselines are in the paper's
-frame (calibration = "matched"). By equation 17 an upload of layer j with noise sigma costs
-epsilon_j = sqrt(2 ln(1.25 / delta)) Delta_j / sigma. The paper does not say how layers are added
-up. Here every noised layer of every upload costs q epsilon_j, which gives the paper's 3.6 a round
-for Full DP: q = 0.1, epsilon = 0.2, ten uploads and the 18 layers of ResNet-18.
+The runs use the recipe `ladp-fashion-mnist-published`, ten rounds and seeds 1 to 3. The noise of
+the baselines is calibrated as in the paper (calibration = "matched"). By equation 17 an upload of
+layer j with noise sigma costs epsilon_j = sqrt(2 ln(1.25 / delta)) Delta_j / sigma. The paper does
+not say how the costs of the layers are added up. Here every noised layer of every upload costs q
+epsilon_j, which gives the paper's 3.6 a round for Full DP: q = 0.1, epsilon = 0.2, ten uploads and
+the 18 layers of ResNet-18.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ PAPER = {
     "AdapLDP": ("1", "2.64e-05"),
     "LaDP-FL (published)": ("0.367", ""),
 }
-"""Figure 5, and Table VIII of ResNet-18 on CIFAR-10."""
+"""The paper's Figure 5, and its Table VIII for ResNet-18 on CIFAR-10."""
 
 
 def charged_budgets(
     rows: Sequence[FullRow], layers: int, share: float, delta: float, reached: float | None
 ) -> list[float]:
-    """The budget charged so far after each round, over all uploads, [T].
+    """Compute the budget charged after each round, as a sum over all uploads so far, [T].
 
     Args:
         rows: a run's rounds, from the first one.
-        layers: number of the model's layers. A baseline may treat them as one, with one noise
-            scale.
+        layers: number of the model's layers. A baseline may use one noise scale for all layers.
         share: q = batch size / local examples (equation 18).
         delta: the recipe's delta, which is the delta of one release.
-        reached: Delta_f = 2 eta E G_c; None takes twice the bound of each layer, for noise in
-            proportion to this bound.
+        reached: Delta_f = 2 eta E G_c. If None, a layer's sensitivity is twice its bound, for a
+            baseline whose noise is in proportion to this bound.
     """
     total, budgets = 0.0, list[float]()
     for row in rows:
         if "clients" in row:
-            # the noise is 0 where a layer is uploaded as it is; such a layer costs nothing
+            # the noise is 0 for a layer that is uploaded without noise; such a layer is charged
+            # nothing
             noise = np.array(row["clients"]["sigma"])
             ratios = np.divide(reached, noise, out=np.zeros_like(noise), where=noise > 0)
         else:
@@ -74,8 +74,8 @@ def charged_budgets(
 
 
 def run(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """One run: the budget charged after each round, the run's own claim (q T epsilon of one client)
-    and the proof.
+    """Make one run, and return the budget charged after each round, the epsilon that the mechanism
+    claims (q T epsilon for one client) and the proven epsilon.
     """
     parsed = recipes.load(recipe, changes)
     with simulated(recipe, overrides={**changes, "run.seed": seed}) as result:
@@ -89,25 +89,27 @@ def run(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
 
 
 def budgets_of(cell: Cell) -> np.ndarray:
-    """The charged budgets of a cell's runs, [seeds, T]."""
+    """Return the charged budgets of a cell's runs, [seeds, T]."""
     return np.array([row["charged"] for row in cell.store.find(**cell.name)])
 
 
 def sides(store: Kept) -> tuple[list[Cell], list[Cell]]:
-    """The baselines, Full DP first, and LaDP-FL with each pair of constants."""
+    """Return the cells of the baselines, with Full DP first, and those of LaDP-FL with each pair of
+    constants.
+    """
     runs = cells(store, NAME)
     return [c for c in runs if "cap" not in c.name], [c for c in runs if "cap" in c.name]
 
 
 def comparison(store: Kept) -> str:
-    """The last block of Table VIII: p of the paired difference between LaDP-FL and each baseline,
-    over the seeds.
+    """Make the last block of Table VIII: the p-value of the difference between LaDP-FL and each
+    baseline, paired by seed.
     """
     baselines, ladp = sides(store)
     lines = []
     for cell in ladp:
         pairs = [(budgets_of(cell)[:, -1], budgets_of(other)[:, -1]) for other in baselines]
-        # Budgets that differ only in the last digits of a constant are equal.
+        # budgets that differ only in the last digits of a constant count as equal
         tests = [
             "-" if np.allclose(a, b, rtol=1e-4) else f"{difference(a, b).p:.2g}" for a, b in pairs
         ]
@@ -118,7 +120,9 @@ def comparison(store: Kept) -> str:
 
 
 def text(store: Kept) -> str:
-    """The table: budgets after the last round, each method beside Full DP."""
+    """Make the table of the methods' budgets after the last round, with their ratios to Full DP's
+    budget.
+    """
     baselines, ladp = sides(store)
     full, lines = budgets_of(baselines[0])[:, -1], []
     for cell in (*baselines, *ladp):
@@ -131,7 +135,7 @@ def text(store: Kept) -> str:
 
 
 def draw(store: Kept, path: Path) -> None:
-    """Figure 5, from the kept rows."""
+    """Draw Figure 5 from the stored rows."""
     baselines, ladp = sides(store)
     with picture(path, (6.4, 3.6)) as (axis,):
         for cell, mark in zip((*baselines, *ladp), "os^dvPX*<", strict=True):

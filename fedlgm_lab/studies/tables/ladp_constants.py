@@ -1,9 +1,9 @@
-"""The constants B (score cap) and R (threshold), which the LaDP-FL paper leaves open, in its
-published mechanism.
+"""The effect of the constants B (score cap) and R (threshold), which the LaDP-FL paper does not
+state, on its published mechanism.
 
-Recipe `ladp-fashion-mnist-published`, five rounds, seeds 1 to 3. Each seed has its own initial
-model, cohorts and noise. Full DP has the same frame (calibration = "matched"). Nothing else is
-changed.
+The runs use the recipe `ladp-fashion-mnist-published`, five rounds and seeds 1 to 3. The seeds
+differ in the initial model, the cohorts and the noise. Full DP is calibrated in the same way
+(calibration = "matched").
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "ladp-constants"
 
 
 def run(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """One run: accuracy after the last round, noise, scores and noised share."""
+    """Make one run; return its last accuracy, its noise, its scores and its noised share."""
     started = time.process_time()
     with simulated(recipe, overrides={**changes, "run.seed": seed}) as result:
         rows, sizes = result.history[1:], np.array([row["size"] for row in result.layers()])
@@ -44,12 +44,12 @@ def run(recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
 
 
 def constants(cell: Cell) -> list[str]:
-    """B and R of a cell's mechanism."""
+    """Format B and R of a cell's mechanism."""
     return [f"{cell.name[key]:g}" if key in cell.name else "-" for key in ("cap", "threshold")]
 
 
 def text(store: Kept) -> str:
-    """The table: noise beside Full DP's."""
+    """Make the table that compares accuracy and noise with Full DP's."""
     full, *_ = runs = cells(store, NAME)
     lines = []
     for cell in runs:

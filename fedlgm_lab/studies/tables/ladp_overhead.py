@@ -1,11 +1,12 @@
-"""Cost of LaDP-FL's selection, scores and noise for a client, beside Full DP's bounding and noise:
-Table IV of the paper.
+"""Processor time that a client spends on LaDP-FL's selection, scores and noise, compared with Full
+DP's bounding and noise (Table IV of the LaDP-FL paper).
 
 Each repeat measures in turn the processor time of one optimizer step of the model (batch 50), of
-Full DP's work on the finished update, and of LaDP-FL's work on it (published, and sound under local
-trust). Medians are reported; a client's round is 20 optimizer steps plus the work on the update.
-The paper compares whole training durations: LaDP-FL takes 10 to 17 % more than Full DP there. The
-layers that the published rule selects at initialisation are also counted.
+Full DP's work on the finished update, and of LaDP-FL's work on the same update (as published, and
+in the sound form under local trust). Medians are reported; a client's round is 20 optimizer steps
+plus the work on the update. The paper compares durations of complete trainings, in which LaDP-FL
+takes 10 to 17 % more than Full DP. This module also counts the layers that the published rule
+selects at initialisation.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from fedlgm_lab.studies.tables.store import Values
 
 BATCH = 50
 MODEL, REPEATS, STEPS, THRESHOLD = "resnet18", 9, 20, 12.0
-"""The optimizer steps are those of a client's round in the paper. R is the value in the recipe for
-ResNet-18."""
+"""STEPS is the number of optimizer steps in a client's round in the paper. THRESHOLD is the R of
+the recipe for ResNet-18.
+"""
 THRESHOLDS = (8.0, 12.0, 16.0, 20.0)
 LABELS = {
     "full-dp": "Full DP: bound and noise",
@@ -47,15 +49,15 @@ KEYS = KeyRing.from_seed(0)
 
 
 def add_noise(update: Tensor, plan: ReleasePlan) -> Tensor:
-    """A client's bounded and noised contribution."""
+    """Return a client's contribution, bounded and with noise."""
     own = BoundedSum.empty(plan)
     own.add(update)
     return release(own.total, plan, KEYS, 1, party=0)
 
 
 def works(model: Tensor, update: Tensor, layers: LayerTable) -> dict[str, Callable[[], Any]]:
-    """A client's work on its finished update under each mechanism."""
-    # as in the paper: no slow scores
+    """Return functions that do a client's work on its finished update, by mechanism."""
+    # without memory of earlier scores, as in the paper
     scored = mechanisms.get("ladp", score="kl", threshold=THRESHOLD, memory=0.0)
     start = Transcript.start(model)
     history = start.extend(
@@ -90,8 +92,8 @@ def _plan(mechanism: Mechanism, layers: LayerTable, transcript: Transcript) -> R
 
 
 def time_work() -> dict[str, Any]:
-    """Medians in seconds over interleaved repeats, and each mechanism's extra share of a client's
-    round.
+    """Measure the median times in seconds over interleaved repeats, and the share by which each
+    mechanism lengthens a client's round.
     """
     module = models.build(MODEL, in_shape=(3, 32, 32), classes=10)
     layers = LayerTable.from_module(module)
@@ -147,7 +149,7 @@ def time_work() -> dict[str, Any]:
 
 
 def texts(store: Values) -> Pages:
-    """Tables of times, and of the layers that the published rule selects."""
+    """Make the tables of times and of the layers that the published rule selects."""
     found = store.values
     base, seconds = found["full_dp_round"], found["seconds"]
     times = [[f"{found['steps']} optimizer steps", f"{found['steps'] * seconds['step']:.2f} s"]]
@@ -167,7 +169,7 @@ def texts(store: Values) -> Pages:
 
 
 def measure(store: Values) -> None:
-    """All figures at once, since they belong to one machine."""
+    """Measure all figures at once, because they must come from one machine."""
     if not store.values:
         store.check_time()
         for name, figure in time_work().items():

@@ -1,10 +1,10 @@
-"""Accuracy of membership attacks on the layers over LM-DP-SGD's emphasis factor r (Table 6 of its
-paper), beside the same attacks without privacy.
+"""Accuracy of membership attacks on each layer for several values of LM-DP-SGD's emphasis factor r
+(Table 6 of its paper), and of the same attacks without privacy.
 
     fedlgm study 002-table-6 --set data=FOLDER
 
-The S-CNN is trained on so few images of CIFAR-10 that it learns them by heart. The layers' error
-rates come from public images, on examples that the adversaries have not seen.
+The S-CNN is trained on so few images of CIFAR-10 that it memorises them. The error rates of the
+layers are measured with public images, on examples that the adversaries have not seen.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ NAME, MODEL = "layer-attacks", "s-cnn"
 PRIVATE, PUBLIC = 1000, 2000
 ADVERSARIES = ShadowTraining(epochs=30, lr=1e-3, adversary_epochs=10)
 EXPECTED = {"conv1": "higher", "fc2": "lower"}
-"""First and last layer, and what the paper says about the attack on them as r grows."""
+"""First and last layer, each with the direction in which, by the paper, the attack's accuracy moves
+as r grows.
+"""
 
 
 @lru_cache(maxsize=1)
 def images(folder: str) -> tuple[DataSet, DataSet]:
-    """The private and the public images, with all test images beside the private ones."""
+    """Load the private and the public images, each with all test images as test part."""
     whole = data.load("cifar10", folder)
     order = np.random.default_rng(0).permutation(len(whole.train_y))
     private, public = order[:PRIVATE], order[PRIVATE : PRIVATE + PUBLIC]
@@ -46,7 +48,7 @@ def images(folder: str) -> tuple[DataSet, DataSet]:
 
 
 def measure_risk(folder: str) -> Row:
-    """Held-out error rates and strengths of the layers, from public images."""
+    """Measure the held-out error rates and the strengths of the layers with public images."""
     _, public = images(folder)
     x, y = torch.from_numpy(public.train_x), torch.from_numpy(public.train_y)
     shape = (int(x.shape[1]), int(x.shape[2]), int(x.shape[3]))
@@ -60,7 +62,9 @@ def measure_risk(folder: str) -> Row:
 
 
 def attack(store: Kept, recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """Train once, and attack each layer with an adversary that knows half of the members."""
+    """Train a model, and attack each of its layers with an adversary that knows half of the
+    members.
+    """
     private, _ = images(store.settings["data"])
     changes = {**changes, "run.seed": seed}
     if "mechanism.weights" in changes:
@@ -95,14 +99,14 @@ def attack(store: Kept, recipe: str, changes: Mapping[str, Any], seed: int) -> R
 
 
 def measure(store: Kept) -> None:
-    """The layers' risk, then all runs, seed by seed."""
+    """Measure the layers' risk, then make all runs, seed by seed."""
     folder = str(store.input("data", "the folder of CIFAR-10"))
     store.keep({"risk": "public"}, partial(measure_risk, folder))
     measure_cells(cells(store, NAME, partial(attack, store)))
 
 
 def attacks(store: Kept) -> str:
-    """One row per budget and emphasis: the attacks by layer, and the model's accuracy."""
+    """Make the table of attacks on each layer and of accuracies, by budget and emphasis."""
     lines, layers = [], []
     for cell in cells(store, NAME):
         rows = store.find(**cell.name)
@@ -127,8 +131,8 @@ def _by_seed(cell: Cell, layer: str) -> pd.Series:
 
 
 def changes(store: Kept) -> str:
-    """Accuracy of the attack on the first and the last layer at the largest r, minus the accuracy
-    at the smallest r.
+    """Make the table of the accuracy of the attacks on the first and the last layer at the largest
+    r minus the accuracy at the smallest r.
     """
     least, most = labels(NAME, "emphasis")[0], labels(NAME, "emphasis")[-1]
     lines, tests = [], []
@@ -151,7 +155,7 @@ def changes(store: Kept) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """The page's tables."""
+    """Make the page's tables."""
     tables = {"attacks over r": attacks(store), "changes over r": changes(store)}
     return {"lm-dp-sgd.md": tables if store.rows else {}}
 

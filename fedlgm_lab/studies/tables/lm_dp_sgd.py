@@ -1,5 +1,5 @@
-"""Tables of LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC (Figures 2 and 4, Tables 3 and 5 of its
-paper); figures that are missing are dashes. `lm_dp_sgd_runs` makes the runs.
+"""Tables that compare LM-DP-SGD with DP-SGD, Auto-S and DP-PSAC (Figures 2 and 4, Tables 3 and 5 of
+the LM-DP-SGD paper). A dash stands for a missing figure. `lm_dp_sgd_runs` makes the runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def runs(values: Figures, style: str) -> list[Figures]:
 
 
 def percent(shares: Sequence[float]) -> str:
-    """Mean and spread of shares in per cent; a dash for none."""
+    """Format the mean and the spread of shares in per cent; a dash if there are no shares."""
     return spread(shares, 100, 1) or "-"
 
 
@@ -76,8 +76,8 @@ def accuracies(values: Figures) -> str:
 
 
 def changes(values: Figures) -> str:
-    """Accuracy of each private method minus the accuracy of DP-SGD, paired by seed, at the best
-    rates and at the neighbouring rates.
+    """Make the table of each private method's accuracy minus the accuracy of DP-SGD, paired by
+    seed, at the best learning rates and at their neighbours.
     """
     styles = [style for style in runs_of.STYLES[2:] if runs(values, style)]
     base = runs_of.curve(values, "dp-sgd")
@@ -117,7 +117,7 @@ def changes(values: Figures) -> str:
 
 
 def search(values: Figures) -> str:
-    """Mean test accuracy of the search by rate, in per cent."""
+    """Make the table of the search: mean test accuracy in per cent by method and learning rate."""
     rows = [
         [
             LABELS[style],
@@ -209,7 +209,7 @@ figures."""
 
 
 def texts(store: Values) -> Pages:
-    """The tables that have figures."""
+    """Make the tables that have figures."""
     pages: dict[str, dict[str, str]] = {"lm-dp-sgd.md": {}, "data/lm-dp-sgd.md": {}}
     for name, (page, shown, prefix) in TABLES.items():
         if any(key.startswith(prefix) for key in store.values):

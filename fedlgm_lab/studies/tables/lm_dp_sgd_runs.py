@@ -1,9 +1,9 @@
-"""LM-DP-SGD beside DP-SGD, Auto-S and DP-PSAC: accuracy, layer membership risk and bias (Figures 2
-and 4, Tables 3 and 5 of its paper).
+"""Runs that compare LM-DP-SGD with DP-SGD, Auto-S and DP-PSAC in accuracy, membership risk of the
+layers and bias (Figures 2 and 4, Tables 3 and 5 of its paper).
 
 The data set is FashionMNIST, and the model is S-CNN (26,010 parameters). The private part has 2,000
-training examples. The public part has 4,000 other examples, and half of them train the shadow
-model. Error rates are error rates of adversaries on public examples.
+training examples. The public part has 4,000 other examples, half of which train the shadow model.
+Error rates are those of adversaries on public examples.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STYLES = (
 
 @dataclass(frozen=True)
 class Halves:
-    """FashionMNIST in a private and a public part, and the test set."""
+    """A private and a public part of FashionMNIST, and its test set."""
 
     private: tuple[Tensor, Tensor]
     public: tuple[Tensor, Tensor]
@@ -81,7 +81,7 @@ def scnn(seed: int) -> nn.Module:
 
 
 def mechanism(style: str, store: Values) -> Any:
-    """The mechanism of a row of the table."""
+    """Build the mechanism of a row of the table."""
     if style in ("dp-sgd", "auto-s", "dp-psac"):
         return mechanisms.get(style)
     if style == "lm bias":
@@ -99,7 +99,7 @@ def mechanism(style: str, store: Values) -> Any:
 
 
 def measure_risk(store: Values) -> None:
-    """Error rates on two public sets, and the public weights for convergence."""
+    """Measure the error rates with two public sets, and the layer weights of the paper's D.2."""
     halves = Halves.load()
     digits = data.load("digits")
     small = torch.from_numpy(np.concatenate([digits.train_x, digits.test_x]))
@@ -127,7 +127,8 @@ def measure_risk(store: Values) -> None:
 def run(style: str, lr: float, seed: int, store: Values, whole: bool = True) -> dict[str, Any]:
     """Train once, and measure the accuracy on the test set.
 
-    With `whole` the layers' membership accuracy and the bias are also measured.
+    If `whole` is true, the accuracy of membership attacks on each layer and the bias are also
+    measured.
     """
     halves, module, keys = Halves.load(), scnn(seed), KeyRing.from_seed(seed)
     x, y = halves.private
@@ -210,7 +211,7 @@ def private_run(
 
 
 def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> None:
-    """SGD on the same batches, without bounds or noise."""
+    """Train by SGD on the same batches, without bounds or noise."""
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(
             np.flatnonzero(keys.numpy_generator(Purpose.COHORT, step).random(len(y)) < RATE)
@@ -226,12 +227,12 @@ def sgd(module: nn.Module, x: Tensor, y: Tensor, lr: float, keys: KeyRing) -> No
 
 
 def accuracy(module: nn.Module, pair: tuple[Tensor, Tensor]) -> float:
-    """Share of the examples that a model classifies correctly."""
+    """Measure the share of the examples that a model classifies correctly."""
     return round(tasks.evaluate(tasks.get(), module, *pair)["accuracy"], 5)
 
 
 def accuracies_by_rate(values: dict[str, Any], style: str) -> dict[float, list[float]]:
-    """Test accuracies of the search by rate, in the order of its seeds."""
+    """Return the test accuracies of the search by learning rate, in the order of its seeds."""
     return {
         rate: [values[f"search {style} {rate:g} {seed}"]["accuracy"] for seed in SEARCH_SEEDS]
         for rate in RATES
@@ -239,14 +240,14 @@ def accuracies_by_rate(values: dict[str, Any], style: str) -> dict[float, list[f
 
 
 def curve(values: dict[str, Any], style: str) -> dict[float, float]:
-    """Mean accuracy of the search by rate."""
+    """Return the mean accuracies of the search by learning rate."""
     return {
         rate: statistics.fmean(found) for rate, found in accuracies_by_rate(values, style).items()
     }
 
 
 def best_rate(values: dict[str, Any], style: str) -> float:
-    """The rate with the highest mean accuracy over the seeds of the search."""
+    """Return the learning rate with the highest mean accuracy over the seeds of the search."""
     found = curve(values, style)
     return max(found, key=lambda rate: found[rate])
 

@@ -1,5 +1,5 @@
-"""Time and memory of a step of LM-DP-SGD, DP-SGD, Auto-S and DP-PSAC: Tables 7 and 8 of the paper
-of LM-DP-SGD.
+"""Time and memory of a training step of LM-DP-SGD, DP-SGD, Auto-S and DP-PSAC (Tables 7 and 8 of
+the LM-DP-SGD paper).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ STEPPED = ("sgd", "dp-sgd", "auto-s", "dp-psac", "lm sound", "lm published")
 
 
 def one_step(network: str, style: str, turns: int = 4) -> dict[str, float]:
-    """Median CPU seconds of a step, and its peak memory in MB in addition to the imports' memory.
+    """Measure the median CPU seconds of a step, and the peak memory in MB above the memory before
+    the first step.
 
-    Both figures come from a separate process.
+    Run it in a new process, so that the peak belongs to these steps.
     """
     torch.set_num_threads(1)
     name, shape, classes, batch = NETWORKS[network]
@@ -88,7 +89,9 @@ def measure(store: Values) -> None:
 
 
 def texts(store: Values) -> Pages:
-    """Milliseconds and megabytes by network and method; dashes where figures are missing."""
+    """Make the table of milliseconds and megabytes by network and method; a dash is a missing
+    figure.
+    """
 
     def cells(key: str, form: Callable[[float], str]) -> list[list[str]]:
         rows = []

@@ -1,11 +1,12 @@
-"""The common form of modules that make tables, with kept figures, pages and pictures in one folder.
+"""The common form of the modules that make tables. Their figures, pages and pictures are in one
+folder.
 
     fedlgm study inid                                # measures, and shows the tables
     fedlgm study inid --out docs/results             # the same on the pages of results
     fedlgm study lm-dp-sgd --set minutes=9           # starts no run after nine minutes
 
-A module of this package makes tables if it has a `MAKER`. Figures that are kept are not measured
-again, so that a second call continues the first one.
+A module of this package makes tables if it has a `MAKER`. Stored figures are not measured again, so
+a second call continues the first call.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from fedlgm_lab.studies.tables.store import Kept, OutOfTimeError, Values
 from fedlgm_lab.studies.tables.titles import TITLES
 
 Pages = Mapping[str, Mapping[str, str]]
-"""Page, relative to the folder -> name of a part -> its table."""
+"""Path of a page, relative to the folder -> name of a table on the page -> the table as text."""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Maker of the tables of one file of kept figures.
+    """Maker of the tables that show the figures of one file.
 
     Attributes:
         file: name of the file in the folder.
-        texts: makes the tables from the kept figures.
+        texts: makes the tables from the stored figures.
         measure: measures the missing figures.
-        store: how the file holds its figures.
-        pictures: name of each picture, and the function that draws it from the kept figures.
+        store: class that reads and writes the file.
+        pictures: name of each picture, and the function that draws it from the stored figures.
         inputs: further settings, with their descriptions.
         partial: whether there are tables before everything is measured.
     """
@@ -51,7 +52,7 @@ class Maker:
     partial: bool = False
 
     def open(self, folder: Path, settings: Mapping[str, Any] | None = None) -> Kept | Values:
-        """The kept figures in a folder.
+        """Open the stored figures in a folder.
 
         Raises:
             ConfigError: a setting is unknown.
@@ -65,13 +66,15 @@ class Maker:
 
 
 def place(folder: Path, page: str) -> Path:
-    """File of a page: a how-to page beside the folder if it is there, else a file in the folder."""
+    """Return the file of a page. If a page outside the folder does not exist, use a file in the
+    folder.
+    """
     beside = folder / page
     return beside if beside.exists() or ".." not in page else folder / beside.name
 
 
 def load(name: str) -> Maker:
-    """The maker of that name.
+    """Return the maker with a name.
 
     Raises:
         ConfigError: no maker has this name.
@@ -84,11 +87,12 @@ def load(name: str) -> Maker:
 
 
 def make(name: str, folder: Path, settings: Mapping[str, Any]) -> tuple[Pages, bool]:
-    """Measure the missing figures, and put tables and pictures into the folder.
+    """Measure the missing figures, and write the tables and pictures into the folder.
 
     Args:
         name: name of the maker.
-        folder: folder of kept figures and pages; new tables replace the tables of these pages.
+        folder: folder of the stored figures and of the pages; new tables replace the tables on
+            these pages.
         settings: "minutes", and the maker's inputs.
 
     Returns:

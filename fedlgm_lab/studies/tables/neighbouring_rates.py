@@ -1,9 +1,9 @@
-"""Differences of the accuracy grid at neighbouring learning rates.
+"""Differences between cells of `noise_and_split` at neighbouring learning rates.
 
-A difference between two cells, each at its best rate, may come from the search, because the optimum
-of one cell may lie nearer to a point of the grid. So the two cells are also compared with both
-rates one step lower and with both rates one step higher, on the seed of the search. Nothing is
-trained. The figures come from the runs of `noise_and_split`.
+A difference between two cells, each at its best rate, may be caused by the search, because the
+optimum of one cell may lie nearer to a tried rate than the optimum of the other cell. The two cells
+are therefore also compared with both rates one step lower and with both rates one step higher, on
+the seed of the search. Nothing is trained; the figures come from the runs of `noise_and_split`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Curve = dict[float, float]
 
 
 def curves(store: Kept) -> dict[tuple[str, str, str], Curve]:
-    """The search of each (task, noise, split)."""
+    """Collect the figures of the search by rate, for each (task, noise, split)."""
     found: dict[tuple[str, str, str], Curve] = {}
     for row in store.find(seed=SEARCH_SEED):
         cell = row["task"], row["noise"], row["split"]
@@ -33,8 +33,8 @@ def curves(store: Kept) -> dict[tuple[str, str, str], Curve]:
 
 
 def three(first: Curve, second: Curve, lower_is_better: bool) -> list[float | None]:
-    """Differences first - second at three places: one step below both best rates, at the best
-    rates, and one step above them. None beyond the end of a curve.
+    """Compute the differences first - second one step below both best rates, at the best rates, and
+    one step above them. A difference is None if a step leads beyond the end of a curve.
     """
     places = []
     for curve in (first, second):
@@ -50,7 +50,7 @@ def three(first: Curve, second: Curve, lower_is_better: bool) -> list[float | No
 
 
 def verdict(values: list[float | None]) -> str:
-    """Verdict on three differences."""
+    """State whether all three differences have the same sign."""
     if None in values:
         return "not decided: a best rate lies at an edge"
     signs = {value > 0 for value in values if value is not None}
@@ -58,7 +58,7 @@ def verdict(values: list[float | None]) -> str:
 
 
 def comparisons(store: Kept) -> Iterator[tuple[str, str, list[float | None]]]:
-    """(task, comparison, its three differences)."""
+    """Yield the task, the name and the three differences of every comparison."""
     found = curves(store)
     for task in sorted({task for task, _, _ in found}):
         noises = sorted({noise for known, noise, _ in found if known == task})
@@ -78,7 +78,7 @@ def comparisons(store: Kept) -> Iterator[tuple[str, str, list[float | None]]]:
 
 
 def texts(store: Kept) -> Pages:
-    """The comparisons."""
+    """Make the table of the comparisons."""
     lines = [
         [
             task,

@@ -1,5 +1,7 @@
-"""Correlated noise against secret sampling at several budgets: accuracy of the recipe `digits`,
-five seeds per cell. There is no search: all cells have the recipe's server learning rate.
+"""Accuracy of the recipe `digits` with correlated noise and with secret sampling at several
+budgets, with five seeds per cell.
+
+Nothing is searched; all cells use the recipe's server learning rate.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ NAME = "noise-and-budget"
 
 
 def texts(store: Kept) -> Pages:
-    """The cells, and the change from secret sampling to correlated noise in public."""
+    """Make the table of the cells, with the change from secret sampling to correlated noise and
+    public sampling.
+    """
     rows, noises = [], list[str]()
     for budget in labels(NAME, "budget"):
         figures = {

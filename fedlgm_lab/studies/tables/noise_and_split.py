@@ -1,8 +1,10 @@
-"""Accuracy at one proven epsilon, for each noise over the rounds and each split over the layers.
+"""Accuracy at one proven epsilon, for each type of noise over the rounds and each split of the
+noise over the layers.
 
-The noises are: independent with secret Poisson sampling; and independent, banded or blt with ten
-groups that take turns in public. The splits are flat, uniform, SNR-consistent and adaptive. Every
-cell gets the same search (server learning rate, on a separate seed) and is then run on other seeds.
+The types are independent noise with secret Poisson sampling; and independent, banded and blt noise
+with ten groups of clients that take turns in a public order. The splits are flat, uniform,
+SNR-consistent and adaptive. In every cell, the server learning rate is searched in the same way on
+a separate seed, and the best rate is then run on other seeds.
 """
 
 from __future__ import annotations
@@ -35,21 +37,21 @@ NOISES = labels(NAME, "noise")
 SPLITS = (*FIXED, ADAPTIVE)
 TASKS = tuple(group["name"]["task"] for group in settings(NAME)["groups"])
 Figures = dict[tuple[Label, Label], pd.Series]
-"""Figures of each noise and split at the rate that its search chose, by seed."""
+"""Figures of each noise and split by seed, at the learning rate that its search chose."""
 
 
 def beginnings() -> DataSet:
-    """The chapters of `text-gru`, each cut to 8 windows of 32 characters for training, and 2,000
-    windows for the test.
+    """Load the chapters of `text-gru`, each cut to 8 windows of 32 characters for training, with
+    2,000 windows for the test.
     """
     whole = data.load("bible-kjv-chapters")
     assert isinstance(whole.train_x, np.ndarray)
     assert isinstance(whole.test_x, np.ndarray)
     assert whole.train_user is not None
-    user = whole.train_user  # the windows of every chapter lie together
+    user = whole.train_user  # the windows of a chapter are adjacent
     first = np.arange(len(user)) - np.searchsorted(user, user) < WINDOWS
     x, y = whole.train_x[first], whole.train_y[first]
-    tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # through the whole book
+    tested = np.linspace(0, len(whole.test_y) - 1, TESTED).astype(int)  # evenly over the book
     return DataSet(
         "bible-kjv-beginnings",
         x,
@@ -62,36 +64,36 @@ def beginnings() -> DataSet:
 
 
 def runs_of(store: Kept, task: str, splits: Sequence[Label] = SPLITS) -> list[Cell]:
-    """A task's cells; none until all of them have figures."""
+    """Return a task's cells, or an empty list until all of them have figures."""
     runs = [cell for cell in cells(store, NAME, task=task) if cell.name["split"] in splits]
     complete = len(runs) == len(NOISES) * len(splits) and all(len(run.figures()) for run in runs)
     return runs if complete else []
 
 
 def figures_by_cell(runs: Iterable[Cell]) -> Figures:
-    """Figures of cells, by noise and split."""
+    """Collect the figures of cells, by noise and split."""
     return {(run.name["noise"], run.name["split"]): run.figures() for run in runs}
 
 
 def mean(figures: Figures, noises: Sequence[Label], splits: Sequence[Label]) -> pd.Series:
-    """The mean over these cells, for every seed that all of them have."""
+    """Average over these noises and splits, for every seed that all of their cells have."""
     both = itertools.product(noises, splits)
     return pd.concat([figures[cell] for cell in both], axis=1, join="inner").mean(axis=1)
 
 
 def best_fixed(figures: Figures, noise: Label, better: int) -> Label:
-    """The fixed split that is best on average under this noise."""
+    """Find the fixed split that is best on average under this noise."""
     return max(FIXED, key=lambda split: better * figures[noise, split].mean())
 
 
 def better_of(runs: Sequence[Cell]) -> int:
-    """1 if a higher figure of these runs is better, -1 if a lower one is."""
+    """Return 1 if a higher figure of these runs is better, and -1 if a lower figure is better."""
     assert runs[0].search is not None
     return runs[0].search.better
 
 
 def tables(store: Kept, task: str) -> str:
-    """The figure of every cell, with its server learning rate."""
+    """Make the table of every cell's figure and server learning rate."""
     if not (runs := runs_of(store, task)):
         return ""
     shown = {
@@ -105,8 +107,8 @@ def tables(store: Kept, task: str) -> str:
 
 
 def changes(store: Kept, task: str) -> str:
-    """Differences between noises, as means over the fixed splits; and differences between
-    splits.
+    """Make the tables of the differences between noises (averaged over the fixed splits) and
+    between splits.
     """
     if not (runs := runs_of(store, task)):
         return ""
@@ -135,7 +137,9 @@ def changes(store: Kept, task: str) -> str:
 
 
 def narrow(store: Kept, task: str) -> str:
-    """The adaptive split at span 2 against the best fixed split, and against span 8."""
+    """Make the table that compares the adaptive split at span 2 with the best fixed split and with
+    the adaptive split at span 8.
+    """
     if not (runs := runs_of(store, task, (*SPLITS, NARROW))):
         return ""
     figures, rows = figures_by_cell(runs), []
@@ -150,16 +154,16 @@ def narrow(store: Kept, task: str) -> str:
 
 
 def search(store: Kept, task: str) -> str:
-    """What the search found so far, on its narrowed seed: a row for each cell, a column for each
-    rate.
+    """Make the table of the search's figures so far, with a row for each cell and a column for each
+    learning rate.
     """
     runs = [cell for cell in cells(store, NAME, task=task) if cell.name["split"] != NARROW]
     return search_table(runs, {"noise": "noise", "split": "split"}, 1)
 
 
 def texts(store: Kept) -> Pages:
-    """Results by task, differences and searches; and the narrow span, on the page of adaptive
-    splits.
+    """Make the tables of the results, the differences and the searches by task, and of the narrow
+    span for the page of adaptive splits.
     """
     return {
         "correlated.md": {f"noise and split: {task}": tables(store, task) for task in TASKS},

@@ -1,14 +1,16 @@
-"""Why correlated noise gains less than its errors predict: accuracy at given noise levels, and the
-fading of noise.
+"""Measurements that show why correlated noise gains less than its errors predict: the accuracy at
+given noise levels, and how fast the effect of noise fades.
 
-Everything is measured on the task "FashionMNIST, MLP" of `noise_and_split`, uniform split.
+Everything is measured on the task "FashionMNIST, MLP" of `noise_and_split` with the uniform split.
 
-* levels: accuracy under either sampling, with a round's independent noise as a multiple of level 1.
-  Level 1 is the noise that epsilon 3 needs with secret sampling. Each level has the search of
-  `noise_and_split` and other seeds. Only level 1 with secret sampling is proven at epsilon 3.
-* responses: a run is repeated with an additional push in one round, as large as that round's noise.
-  The remaining share of the push in later weights and outputs is 1 if models are sums of releases,
-  and less if training undoes the push.
+* levels: the accuracy under both types of sampling, with independent noise of several multiples of
+level 1.
+  Level 1 is the noise that epsilon 3 needs with secret sampling. Each level is searched as in
+  `noise_and_split` and then run on other seeds. Only level 1 with secret sampling is proven at
+  epsilon 3.
+* responses: a run is repeated with an additional vector, the push, in one round; it is as large as
+the round's noise. The share of the push that remains in later weights and outputs is 1 if models
+are sums of releases, and less if training undoes the push.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ POISSON, TURNS, BANDED, BLT = map(str, NOISES)
 
 @dataclass(frozen=True)
 class PowerSplit(Mechanism):
-    """EqClip bounds, and shares in proportion to a power of the layers' sizes. The power 0 is the
-    uniform rule, and 1/2 the SNR-consistent rule.
+    """EqClip bounds, and budget shares in proportion to a power of the layers' sizes. The power 0
+    gives the uniform rule, and the power 1/2 the SNR-consistent rule.
     """
 
     bound: float = 1.0
@@ -63,8 +65,8 @@ class PowerSplit(Mechanism):
 
 @cache
 def multiplier() -> float:
-    """Noise of a round, over the bound, that epsilon 3 needs with secret sampling. This is level
-    1.
+    """Compute level 1: the ratio of a round's noise to the bound that epsilon 3 needs with secret
+    sampling.
     """
     return calibrate(EPSILON, DELTA, steps=ROUNDS, sampling_rate=RATE)
 
@@ -74,7 +76,9 @@ PUSHED, IMAGES = (1, 16, 31, 46), 2000
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting of the responses: a noise of `noise_and_split` at a server learning rate."""
+    """A setting in which responses are measured: a noise of `noise_and_split` and a server learning
+    rate.
+    """
 
     noise: str
     rate: float
@@ -85,11 +89,11 @@ RESPONSE_SEEDS = (1,)
 
 
 class Pushed:
-    """Plain averaging on the server, with a push in one round.
+    """A server optimizer that averages, and adds a push in one round.
 
     Args:
         rate: server learning rate.
-        push: vector [D] that is added to the mean of the round `at`.
+        push: vector [D] that is added to the mean update of round `at`.
         at: round of the push, from 1; 0 for no push.
 
     Attributes:
@@ -101,19 +105,19 @@ class Pushed:
         self.models: list[Tensor] = []
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next model [D]."""
+        """Return the next model [D]."""
         pushed = mean_update + self._push if len(self.models) + 1 == self._at else mean_update
         self.models.append(torch.add(model, pushed, alpha=self._rate))
         return self.models[-1].clone()
 
 
 def responses(setting: Setting, store: Kept, seed: int) -> Row:
-    """Remaining share of a push, by the round of the push. Each is a list over the rounds from that
-    round on.
+    """Measure the remaining share of a push in each round from the push on, for every round of a
+    push.
 
-    "weights": share in the weights: the change along the push. "outputs": share of the effect on
-    the outputs for test images: the change of the outputs along the change that the whole push
-    would make in that round.
+    "weights N" is the share for a push in round N that remains in the weights: their change along
+    the push. "outputs N" is the share that remains in the outputs for test images: their change
+    along the change that the complete push would cause in the same round.
     """
     by_noise = {
         cell.name["noise"]: cell
@@ -174,19 +178,19 @@ def measure_all(store: Kept) -> None:
 
 
 def fading(store: Kept, setting: Setting, what: str) -> dict[int, list[np.ndarray]]:
-    """Remaining share of each push, by its round. Each entry has one list for each seed, over the
-    rounds from that round on.
+    """Collect the remaining shares of each push, by its round. Each entry has an array for each
+    seed, with the rounds from the push on.
     """
     rows = store.find(study="responses", noise=setting.noise, rate=setting.rate)
     return {at: [np.array(row[f"{what} {at}"]) for row in rows] for at in PUSHED} if rows else {}
 
 
 def map_of(store: Kept, setting: Setting, what: str) -> np.ndarray | None:
-    """A [T, T] of a setting: the remaining share after round t of noise of round r, mean over
-    seeds.
+    """Compute a setting's matrix A [T, T]: the share of round r's noise that remains after round t,
+    averaged over the seeds.
 
-    Pushes were measured in four rounds. Noise of a round between two of these is assumed to fade
-    like the push of the earlier one.
+    Pushes were measured in four rounds. The noise of a round between two of them is assumed to fade
+    like the earlier push.
     """
     left = fading(store, setting, what)
     if not left:
@@ -199,8 +203,8 @@ def map_of(store: Kept, setting: Setting, what: str) -> np.ndarray | None:
 
 
 def noises() -> dict[str, tuple[Correlation, float]]:
-    """Each noise at epsilon 3: its correlation, and the standard deviation of its z over the
-    bound.
+    """Return each noise at epsilon 3, as its correlation and the ratio of the standard deviation of
+    z to the bound.
     """
     one = calibrate(EPSILON, DELTA, steps=1)
     independent = correlation.get("identity", ROUNDS)
@@ -215,15 +219,15 @@ def noises() -> dict[str, tuple[Correlation, float]]:
 
 
 def error(c: Correlation, std: float, linear: np.ndarray) -> tuple[float, float]:
-    """Root mean square of the noise C^-1 z in the models, under the map from noise to models: over
-    all models, and in the last model.
+    """Compute the root mean square of the noise C^-1 z in all models and in the last model, where
+    the matrix `linear` maps the rounds' noise to the models.
     """
     variances = np.sum((linear @ c.inverse()) ** 2, axis=1) * std**2
     return float(variances.mean() ** 0.5), float(variances[-1] ** 0.5)
 
 
 def levels_table(store: Kept) -> str:
-    """Accuracy of every cell, paired with the cell of secret sampling at epsilon 3."""
+    """Make the table of the accuracy of every cell, compared with secret sampling at epsilon 3."""
     others = noise_and_split.MAKER.open(store.folder)
     assert isinstance(others, Kept)
     runs = [cell for cell in noise_and_split.runs_of(others, TASK) if cell.name["split"] == SPLIT]
@@ -245,7 +249,7 @@ LAGS = (1, 2, 5, 10, 20, 40)
 
 
 def responses_table(store: Kept) -> str:
-    """Remaining share of a push: mean over rounds of the push and seeds, and the range."""
+    """Make the table of the remaining shares of a push: mean and range over pushes and seeds."""
     lines = []
     for setting, what in itertools.product(SETTINGS, ("weights", "outputs")):
         left = [own for seeds in fading(store, setting, what).values() for own in seeds]
@@ -260,8 +264,8 @@ def responses_table(store: Kept) -> str:
 
 
 def errors_table(store: Kept) -> str:
-    """Errors over the errors of secret sampling, for sums of releases and for the measured
-    fading.
+    """Make the table of the ratios of errors to the errors of secret sampling, for sums of releases
+    and for the measured fading.
     """
     maps = {"sum of releases": np.tril(np.ones((ROUNDS, ROUNDS)))}
     for setting in SETTINGS:

@@ -1,4 +1,4 @@
-"""Claims of the bundled studies, checked on kept runs.
+"""Tests of the claims of the bundled studies on their stored runs.
 
 fedlgm study NAME [--seeds N] [--set ...]                     # the runs, in runs/study-NAME
 fedlgm study outcomes --set keep=runs/study-NAME --out docs/results  # keeps them, for the pages
@@ -29,11 +29,12 @@ from simulations.runs.headline import is_share
 DRAWN = {"002-figure-5": "002-figure-5.png"}
 """Pictures of the page, by study."""
 TEXTS = settings("outcomes")
-"""Pages that hold results of a table or figure beside the studies, and caveats of kept runs."""
+"""Links to other pages with results of a table or figure, and notes on the stored runs, by study.
+"""
 
 
 def studies(folder: Path) -> dict[str, dict[str, Any]]:
-    """The files of studies that a folder of results keeps, by study."""
+    """Read the study files in a folder of results, by name of the study."""
     return {
         path.stem: strict_json.loads(path.read_text(encoding="utf-8"))
         for path in sorted((folder / "studies").glob("*.json"))
@@ -41,9 +42,8 @@ def studies(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def keep(folder: Path, results: Path) -> None:
-    """Keep the outcome of a finished bundled study, for the pages of results.
-
-    The outcome of its runs with --tuned is also kept.
+    """Copy the file of a finished bundled study, and the file of its runs with --tuned, into the
+    folder of results.
 
     Raises:
         ConfigError: the folder does not hold the outcome of a bundled study.
@@ -63,8 +63,8 @@ def keep(folder: Path, results: Path) -> None:
 
 
 def check_claims(folder: Path, name: str) -> list[claims.Checked]:
-    """The claims of a study, checked against its kept runs; "fragile" if its kept runs at searched
-    settings give another outcome.
+    """Test the claims of a study on its stored runs. A claim is "fragile" if the stored runs at
+    searched settings give another outcome.
     """
     paper, tuned = (folder / "studies" / part / f"{name}.json" for part in ("", "tuned"))
     both = [check_claims_of(name, file) for file in (paper, tuned) if file.is_file()]
@@ -72,15 +72,13 @@ def check_claims(folder: Path, name: str) -> list[claims.Checked]:
 
 
 def check_claims_of(name: str, file: Path) -> list[claims.Checked]:
-    """The claims of a study, checked against the runs of one kept file."""
+    """Test the claims of a study on the runs of one stored file."""
     return _check(name, file, file.stat().st_mtime_ns)
 
 
 @cache
 def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
-    """The checked claims of a file, cached because several parts of the pages show the same
-    claims.
-    """
+    """Test the claims of a file, with a cache, because several tables show the same claims."""
     found = Study.read(file)
     return claims.check(
         files.load(name).claims, found.to_frame(), found.compared_keys, found.headline
@@ -88,14 +86,14 @@ def _check(name: str, file: Path, changed: int) -> list[claims.Checked]:
 
 
 def count_outcomes(outcomes: Sequence[str]) -> str:
-    """Number of claims with each outcome, in words."""
+    """State in words how many claims have each outcome."""
     number = collections.Counter(outcomes)
     return ", ".join(f"{number[one]} {one}" for one in get_args(Outcome) if number[one])
 
 
 def summary(folder: Path, found: Mapping[str, Any]) -> str:
-    """The claims of all kept studies, by the paper that makes them. Claims at settings that nobody
-    searched are listed separately.
+    """Count the outcomes of all claims by the paper that makes them, separately for searched
+    settings and for settings that were not searched.
     """
     papers = {number: f"{number}: {paper.name}" for number, paper in files.papers().items()}
     papers[""] = "none: statements of this library"
@@ -128,7 +126,7 @@ def summary(folder: Path, found: Mapping[str, Any]) -> str:
 
 
 def paper_table() -> str:
-    """A row for every paper: its number, title, mechanisms, recipes and studies."""
+    """Make the table of the papers, with their numbers, titles, mechanisms, recipes and studies."""
 
     def join(entries: Sequence[str]) -> str:
         return ", ".join(f"`{entry}`" for entry in entries)
@@ -148,7 +146,7 @@ def paper_table() -> str:
 
 
 def overview(folder: Path, found: Mapping[str, Any]) -> str:
-    """A row for every table and figure that was made, and lists of those that were not."""
+    """Make the table of the tables and figures that were made, and lists of those that were not."""
     rows, no_data, not_made = [], [], []
     for name in files.names():
         asked = files.load(name)
@@ -183,7 +181,7 @@ def overview(folder: Path, found: Mapping[str, Any]) -> str:
 
 
 def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
-    """Settings, claims and cells of a kept study."""
+    """Make the section on a stored study, with its settings, claims and cells."""
     asked, found = files.load(name), Study.read(folder / "studies" / f"{name}.json")
     seeds = int(found.to_frame()["seed"].nunique())
     command = f"    fedlgm study {name} --seeds {seeds}" + "".join(
@@ -208,7 +206,7 @@ def section(folder: Path, name: str, one: Mapping[str, Any]) -> str:
 
 
 def _tuned_section(folder: Path, name: str) -> str:
-    """The claims and cells of a study at searched settings; empty if it was not tuned."""
+    """Make the text on a study's claims and cells at searched settings; empty if there are none."""
     file = folder / "studies" / "tuned" / f"{name}.json"
     if not file.is_file():
         return ""
@@ -224,7 +222,7 @@ def _tuned_section(folder: Path, name: str) -> str:
 
 
 def claims_table(found: Sequence[claims.Checked], headline: str) -> str:
-    """A study's claims in Markdown, with the paper's figures if it has any."""
+    """Make the table of a study's claims, with the paper's figures if a claim has any."""
     rows = []
     for one in found:
         scale = 100 if is_share(one.metric) else 1
@@ -239,8 +237,8 @@ def claims_table(found: Sequence[claims.Checked], headline: str) -> str:
 
 
 def cells(found: Study) -> str:
-    """A study's headline metric in Markdown, methods by cells of the grid: mean and half the 95 %
-    interval.
+    """Make the table of a study's headline metric (mean and half the width of the 95 % interval),
+    with a row for each method and a column for each cell of the grid.
     """
     name, rows = found.headline, found.table(found.headline)
     keys = [key for key in found.keys if key not in ("method", "mechanism")]
@@ -278,8 +276,8 @@ def cells(found: Study) -> str:
 
 
 def texts(store: Values) -> Pages:
-    """Summary, papers and overview, the map of rules, and a section of data for every study with kept
-    runs.
+    """Make the summary, the tables of papers and of results, the map of rules, and a section for
+    every study with stored runs.
     """
     folder, found = store.folder, studies(store.folder)
     sections = "\n\n".join(section(folder, name, one) for name, one in found.items())
@@ -295,7 +293,7 @@ def texts(store: Values) -> Pages:
 
 
 def measure(store: Values) -> None:
-    """Keep the outcome that is asked for.
+    """Copy the study's file that the setting "keep" names.
 
     Raises:
         ConfigError: the folder of results has no outcomes, or the study's folder has no outcome.
@@ -310,7 +308,7 @@ def measure(store: Values) -> None:
 
 
 def draw(name: str, store: Values, path: Path) -> None:
-    """A study's picture, from its kept file."""
+    """Draw a study's picture from its stored file."""
     asked, kept = files.load(name), store.folder / "studies" / f"{name}.json"
     if kept.exists():
         Study.read(kept).plot(path, x=asked.x, y=asked.y)

@@ -1,4 +1,4 @@
-"""Tables on the pages of results, and their places."""
+"""Formats tables and writes them between markers on the pages of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedlgm_lab.studies.statistics import interval as student
 
 
 def spread(values: Collection[float], scale: float = 1.0, digits: int = 2) -> str:
-    """Mean, with the standard deviation if there are at least two values; "" for none."""
+    """Format the mean, with the standard deviation if there are two or more values; "" if none."""
     if not len(values):
         return ""
     mean = f"{scale * statistics.fmean(values):.{digits}f}"
@@ -22,14 +22,14 @@ def spread(values: Collection[float], scale: float = 1.0, digits: int = 2) -> st
 
 
 def interval(values: Collection[float], digits: int = 3) -> str:
-    """Mean and the half width of the 95 % Student interval, if there are at least two values."""
+    """Format the mean, with half the width of the 95 % interval if there are two or more values."""
     low, high = student(values)
     reach = f" ± {(high - low) / 2:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{reach}"
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table of Markdown."""
+    """Format a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
@@ -38,7 +38,7 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 def picture(
     path: Path, size: tuple[float, float], columns: int = 1, dpi: int = 80
 ) -> Iterator[list[Axes]]:
-    """Axes side by side, written as a picture at the end of the block."""
+    """Yield axes side by side, and write them as a picture at the end of the block."""
     figure = Figure(figsize=size)
     axes = list(figure.subplots(1, columns, squeeze=False)[0])
     yield axes

@@ -1,5 +1,5 @@
-"""Repeated private PCA on synthetic data, all methods on the same matrices: the i.n.i.d. noise
-paper's Table III.
+"""Repeated private PCA on synthetic data, with all methods on the same matrices (Table III of the
+i.n.i.d. noise paper).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Array = npt.NDArray[np.float64]
 def recovery_errors(
     plans: Mapping[str, CovariancePlan], *, rank: int, rows: int, trials: int, keys: KeyRing
 ) -> dict[str, Array]:
-    """Subspace recovery errors of several plans over fresh data sets, shared by all plans of a
-    trial.
+    """Compute the subspace recovery errors of several plans; all plans of a trial share a new data
+    set.
 
     Args:
-        plans: releases of one dimension M, by name.
+        plans: plans of the same dimension M, by name.
         rank: dimension of the subspace.
         rows: number of points of each data set.
         trials: number of data sets.
@@ -67,7 +67,7 @@ def recovery_errors(
 
 
 def perturb(total: npt.ArrayLike, plan: CovariancePlan, rng: np.random.Generator) -> Array:
-    """`total` (shape [M, M]) plus symmetric noise by `plan`."""
+    """Return `total` (shape [M, M]) plus the symmetric noise of `plan`."""
     upper = np.triu_indices(plan.dimension)
     scale = np.where(upper[0] == upper[1], plan.diagonal, plan.off_diagonal)
     noise = np.zeros((plan.dimension, plan.dimension))

@@ -1,6 +1,6 @@
-"""The recipe `fashion-mnist` in plain torch, for comparison with the simulator.
+"""The recipe `fashion-mnist` written in plain torch, for comparison with the simulator.
 
-Only the arrays of FashionMNIST and the noise multiplier are taken from the simulator.
+Only the arrays of FashionMNIST and the noise multiplier come from the library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS = ((100, -1.0), (300, 0.0))
 
 
 def network() -> nn.Sequential:
-    """The paper's network: 26,010 parameters in four layers."""
+    """Build the paper's network, which has 26,010 parameters in four layers."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, 2, 2), nn.Sigmoid(), nn.MaxPool2d(2, 1),
         nn.Conv2d(16, 32, 4, 2), nn.Sigmoid(), nn.MaxPool2d(2, 1),
@@ -35,8 +35,8 @@ def network() -> nn.Sequential:
 
 
 def divide(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
-    """Indices of every client's examples, int64: each class is cut by Dirichlet shares over all
-    clients.
+    """Divide each class over the clients by Dirichlet shares; return the indices of every client's
+    examples, int64.
 
     Args:
         labels: classes of the examples, [n].
@@ -52,8 +52,8 @@ def divide(labels: np.ndarray, rng: np.random.Generator) -> list[Tensor]:
 
 
 def noise_scales(sizes: np.ndarray, multiplier: float) -> np.ndarray:
-    """SNR-consistent noise under equal bounds. Its variances are in proportion to s_j / sqrt(d_j),
-    scaled to the multiplier.
+    """Compute the scales of SNR-consistent noise under equal bounds. The variances are in
+    proportion to s_j / sqrt(d_j), and together they have the noise multiplier.
     """
     bound = BOUND / math.sqrt(len(sizes))
     variances = bound / np.sqrt(sizes)
@@ -61,7 +61,9 @@ def noise_scales(sizes: np.ndarray, multiplier: float) -> np.ndarray:
 
 
 def run(rounds: int, least: float, seed: int) -> Row:
-    """Test accuracies of every tenth round, in per cent; pixels go from `least` to 1."""
+    """Train, and return the test accuracy of every tenth round in per cent; pixels range from
+    `least` to 1.
+    """
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     data = load("fashion-mnist", pixels=(least, 1.0))
@@ -103,14 +105,16 @@ def run(rounds: int, least: float, seed: int) -> Row:
 
 
 def measure(store: Kept) -> None:
-    """Both settings of the page."""
+    """Make the runs of both settings."""
     for rounds, least in SETTINGS:
         name = {"rounds": rounds, "least": least, "seed": 1}
         store.keep(name, partial(run, rounds, least, 1))
 
 
 def texts(store: Kept) -> Pages:
-    """The last round, the mean of the last five evaluated, and the highest accuracy."""
+    """Make the table of the accuracy in the last round, its mean over the last five evaluated
+    rounds and its maximum.
+    """
     lines = [
         [
             f"{row['rounds']}, [{row['least']:g}, 1]",

@@ -27,19 +27,19 @@ def private_smoothness(
     rng: np.random.Generator,
     floor: float = 0.01,
 ) -> Array:
-    """epsilon-DP estimates of the smoothness constants (i.n.i.d. noise paper, supplement; DP-CD,
+    """Estimate the smoothness constants with epsilon-DP (i.n.i.d. noise paper, supplement; DP-CD,
     appendix F).
 
-    Squares are clipped to b_i^2, so that one row, replaced, added or removed, moves the i-th sum by
-    at most b_i^2; every coordinate gets epsilon / K. If a run at (epsilon', delta) follows, the
-    total is (epsilon + epsilon', delta)-DP.
+    Squares are clipped to b_i^2, so that a row that is replaced, added or removed changes the i-th
+    sum by at most b_i^2; every coordinate gets epsilon / K. Together with a later run at (epsilon',
+    delta), the estimates are (epsilon + epsilon', delta)-DP.
 
     Args:
         objective: supplies the curvature.
         features: shape [n, K].
         bounds: public bounds b_i > 0 of |x_i|, shape [K].
-        epsilon: share of the budget, > 0.
-        rows: public number N of rows, the divisor.
+        epsilon: epsilon of the estimates, > 0.
+        rows: public number N of rows, by which the sums are divided.
         rng: stream of the noise.
         floor: number in (0, 1]; estimates below floor * curvature * b_i^2 are raised to this value,
             because a zero or negative estimate gives no valid learning rate or clipping constant.

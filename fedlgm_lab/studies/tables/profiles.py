@@ -1,5 +1,5 @@
-"""The i.n.i.d. noise paper's illustrative profiles (section V), their inequality, and layers as
-profiles.
+"""The illustrative profiles of the i.n.i.d. noise paper (section V), the inequality of a profile,
+and optimal noise for layers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from fedlgm.noise.draws import Family
 
 
 def unit_profile(name: str, dimension: int, *, norm: float = 2.0) -> Array:
-    """One of the i.n.i.d. noise paper's illustrative profiles (section V), scaled to unit norm.
+    """Return one of the illustrative profiles of the i.n.i.d. noise paper (section V), scaled to
+    norm 1.
 
     Args:
         name: "uniform" (lambda_i constant), "linear" (i), "quadratic" (i^2), "exponential" (e^i) or
             "one-hot".
         dimension: number of coordinates K >= 1.
-        norm: order of the norm that is scaled to one, >= 1; the paper takes 2 for Gaussian and 1
-            for Laplace noise.
+        norm: order of the norm that is scaled to one, >= 1; the paper takes order 2 for Gaussian
+            noise and order 1 for Laplace noise.
 
     Returns:
         Sensitivities, shape [K], in ascending order.
@@ -53,8 +54,8 @@ _SHAPES: dict[str, Callable[[Array], Array]] = {
 
 
 def gini(profile: Profile) -> float:
-    """Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1): 0 when uniform, 1 - 1/K
-    when one-hot.
+    """Compute the Gini coefficient sum_ij |lambda_i - lambda_j| / (2 K ||lambda||_1), which is 0
+    for a uniform and 1 - 1/K for a one-hot profile.
     """
     total = float(profile.counts @ profile.values)
     if total == 0:
@@ -71,12 +72,14 @@ def gaussian_groups(
     dims: Sequence[int] | npt.NDArray[np.int64],
     mu: float,
 ) -> Array:
-    """Optimal standard deviation of each layer when layers are clipped in l2 norm.
+    """Compute each layer's optimal standard deviation of Gaussian noise if layers are clipped in l2
+    norm.
 
-    Noise is i.i.d. within a layer, so an l2 clip to C costs as much as clipping each of its K
-    coordinates to C / sqrt(K), and preserves more. The squared error is least with sigma_m^2 = (C_m /
-    sqrt K_m) sum_k C_k sqrt(K_k) / mu^2, which is the "min total noise" allocation of the
-    layer-wise Gaussian mechanism paper at noise multiplier 1/mu.
+    The noise is i.i.d. within a layer. Clipping a layer to l2 norm C therefore needs as much noise
+    as clipping each of its K coordinates to C / sqrt(K), and it changes the update less. The
+    squared error is least with sigma_m^2 = (C_m / sqrt K_m) sum_k C_k sqrt(K_k) / mu^2, which is
+    the "min total noise" allocation of the layer-wise Gaussian mechanism paper at noise multiplier
+    1/mu.
 
     Args:
         clip: l2 bound C_m of each layer's contribution, shape [layers].
@@ -97,7 +100,7 @@ def laplace_groups(
     dims: Sequence[int] | npt.NDArray[np.int64],
     budget: float,
 ) -> Array:
-    """Optimal Laplace scale of each layer when layers are clipped in l1 norm.
+    """Compute each layer's optimal scale of Laplace noise if layers are clipped in l1 norm.
 
     The squared error is least with beta_m = (C_m / K_m)^(1/3) sum_k C_k^(2/3) K_k^(1/3) / budget.
     Arguments and errors as in `gaussian_groups`, with l1 bounds and a budget sum_m C_m / beta_m.
@@ -114,14 +117,14 @@ def _layers(clip: npt.ArrayLike, dims: npt.ArrayLike, order: int) -> Profile:
 def expected_error(
     family: Family, scales: npt.ArrayLike, p: float = 2, counts: Counts | None = None
 ) -> float:
-    """Closed-form E||noise||_p^p of independent noise.
+    """Compute E||noise||_p^p of independent noise in closed form.
 
     Args:
         family: "gaussian" (`scales` are standard deviations) or "laplace" (`scales` are the
             parameters beta).
         scales: noise scales, shape [K] or [runs].
         p: exponent >= 1; 2 gives the mean squared error and 1 the mean absolute error.
-        counts: coordinates of each run, shape [runs]; one each by default.
+        counts: number of coordinates that have each scale, shape [runs]; 1 by default.
 
     Returns:
         sum_i c_p scale_i^p with c_p = 2^(p/2) Gamma((p+1)/2) / sqrt(pi) (Gaussian) or Gamma(p+1)

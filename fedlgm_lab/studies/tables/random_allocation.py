@@ -1,4 +1,4 @@
-"""Accuracy at equal epsilon: random allocation against Poisson sampling, paired over seeds.
+"""Accuracy of random allocation and of Poisson sampling at equal epsilon, paired by seed.
 
 The setting "heart" needs the folder of the four hospitals' files of UCI's heart disease data
 (`processed.*.data` with a header).
@@ -25,11 +25,13 @@ _SCALES = {
     "age": (50, 10), "sex": (0.5, 0.5), "cp": (3, 1), "trestbps": (130, 20), "fbs": (0.5, 0.5),
     "restecg": (1, 1), "thalach": (140, 25), "exang": (0.5, 0.5), "oldpeak": (1, 1),
 }  # fmt: skip
-"""Columns that all hospitals have, with public centres and scales; a missing value is its centre."""
+"""Columns that all hospitals have, with a public centre and scale. The centre replaces missing
+values.
+"""
 
 
 def hospitals(folder: Path) -> dict[str, Any]:
-    """Rows of the four hospitals in the order of their files; every fifth row is a test row.
+    """Read the rows of the four hospitals; every fifth of all rows is a test row.
 
     Raises:
         ConfigError: the folder lacks the files, or a file has no header.
@@ -46,7 +48,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
                 f"{file} has no column {missing[0]!r}: its first line must name the columns, as in "
                 f"{','.join(_SCALES)},...,target"
             )
-        # a copy of the file that codes some columns differently
+        # some copies of this file code three columns differently
         if "cleveland" in file.name and frame["cp"].min() == 0:
             frame = frame.assign(
                 target=1 - frame["target"],
@@ -64,7 +66,7 @@ def hospitals(folder: Path) -> dict[str, Any]:
 
 
 def measure(store: Kept) -> None:
-    """Measure all settings; "heart" only if its folder is given."""
+    """Make the runs of all settings; those of "heart" only if its folder is given."""
     heart = store.settings.get("heart")
     of_heart = None if heart is None else hospitals(Path(heart))
     for group in settings(NAME)["groups"]:
@@ -74,7 +76,7 @@ def measure(store: Kept) -> None:
 
 
 def run(data: dict[str, Any] | None, recipe: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """One run: its noise multiplier, proven epsilon, and accuracy (or area under the curve)."""
+    """Make one run; return its noise multiplier, proven epsilon, and accuracy (or AUC)."""
     with simulated(recipe, data=data, overrides={**changes, "run.seed": seed}) as result:
         return {
             "noise_multiplier": result["noise_multiplier"],
@@ -84,7 +86,9 @@ def run(data: dict[str, Any] | None, recipe: str, changes: Mapping[str, Any], se
 
 
 def texts(store: Kept) -> Pages:
-    """Accuracies in percent by data and epsilon, with the paired difference."""
+    """Make the table of accuracies in per cent by data set and epsilon, with the paired
+    differences.
+    """
     runs, lines = cells(store, NAME), []
     for poisson, allocation in zip(runs[::2], runs[1::2], strict=True):
         by_allocation, by_poisson = (

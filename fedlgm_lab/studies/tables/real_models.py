@@ -1,11 +1,12 @@
-"""Whether a rule beats flat clipping on models that people train.
+"""Tests whether an allocation rule beats flat clipping on realistic models.
 
-Four models are for text. Two are a transformer that was pretrained on public text and then frozen,
-with adapters (LoRA) or with its last block open. The other two are a recurrent network and a
-transformer with embeddings, trained from a random start by Adam on the clients. Clients are
-chapters of the King James Bible, cut to eight windows of 32 characters. The fifth is the CNN of the
-recipe `fashion-mnist`, with Adam clients. Every rule gets the same search of the server learning
-rate over three seeds. It is then run with five other seeds.
+Four models are for text. Two of them are a transformer that was pretrained on public text and then
+frozen, once with adapters (LoRA) and once except for its last block. The other two are a recurrent
+network and a transformer with embeddings, trained from a random start by Adam on the clients.
+Clients are chapters of the King James Bible, cut to eight windows of 32 characters. The fifth model
+is the CNN of the recipe `fashion-mnist`, trained by Adam on the clients. For every rule, the same
+server learning rates are searched over three seeds; the best rate is then run with five other
+seeds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from simulations.runs import strict_json
 BASE = "the file of fedlgm pretrain text-adapters, for the models that start from it"
 CLIENTS = 1189
 Setting = Mapping[str, Any]
-"""A model in one federation: its title, recipe, changes and searched server learning rates."""
+"""A model in a federation, as a table with title, recipe, changes and searched server learning
+rates.
+"""
 FLAT = "gaussian"
 RULES = ("uniform", "snr-consistent", "adaptive")
 FILLING = ("water-filling",)
@@ -37,15 +40,15 @@ SETTINGS: dict[str, Setting] = settings("real-models")
 
 
 def changes(setting: Setting, base: str) -> dict[str, Any]:
-    """A setting's changes. If a setting starts from the public base, the changes name the file of
-    the base.
+    """Return a setting's changes of the recipe. If the setting starts from the public base model,
+    the changes name the file of this model.
     """
     weights = {"model.weights": base} if setting["recipe"] == "text-adapters" else {}
     return setting["set"] | weights
 
 
 def measure(store: Values) -> None:
-    """Make the missing scores of every setting, and then the runs."""
+    """Compute the missing scores of every setting, and then make the missing runs."""
     base = str(store.input("base", BASE)) if len(store.values) < len(SETTINGS) - 1 else ""
     for name, setting in SETTINGS.items():
         if name != "cnn":  # the CNN has no public examples to score
@@ -70,7 +73,7 @@ def _predicted(setting: Setting, base: str) -> dict[str, float]:
 
 
 def kept_at(folder: Path, name: str, rules: Sequence[str]) -> Path:
-    """File of a setting's runs with flat clipping and these rules."""
+    """Return the file of a setting's runs with flat clipping and these rules."""
     return (
         folder
         / "real-models"
@@ -79,16 +82,14 @@ def kept_at(folder: Path, name: str, rules: Sequence[str]) -> Path:
 
 
 def settings_with_runs(folder: Path, rules: Sequence[str]) -> dict[str, Setting]:
-    """The settings in which these rules have been run."""
+    """Return the settings for which runs with these rules are stored."""
     return {
         name: setting for name, setting in SETTINGS.items() if kept_at(folder, name, rules).exists()
     }
 
 
 def run(store: Values, name: str, rules: Sequence[str]) -> None:
-    """Make or continue one setting's study of flat clipping and these rules, and keep its
-    outcome.
-    """
+    """Make or continue a setting's study of flat clipping and these rules; store its figures."""
     setting, file = SETTINGS[name], kept_at(store.folder, name, rules)
     found = study(
         setting["recipe"],
@@ -104,8 +105,8 @@ def run(store: Values, name: str, rules: Sequence[str]) -> None:
 
 
 def comparison(store: Values, rules: Sequence[str]) -> str:
-    """A page's table: these rules against flat clipping in every setting that has been run, in
-    points of accuracy.
+    """Make the table that compares these rules with flat clipping in every setting with stored
+    runs, in points of accuracy.
     """
     lines = []
     for name, setting in settings_with_runs(store.folder, rules).items():
@@ -130,7 +131,7 @@ def comparison(store: Values, rules: Sequence[str]) -> str:
 
 
 def texts(store: Values) -> Pages:
-    """Tables of allocation rules, of water-filling, and of the choice of water-filling by vote."""
+    """Make the tables of allocation rules, of water-filling and of water-filling by vote."""
     names = {"water-filling on real models": FILLING, "votes on real models": VOTES}
     filled = {
         name: comparison(store, rules) if settings_with_runs(store.folder, rules) else ""

@@ -1,9 +1,10 @@
-"""Whether `recommend` predicts runs.
+"""Tests whether the scores of `recommend` predict the outcomes of runs.
 
-A setting is a recipe with changes, for which rules were, or will be, compared at one proven
-epsilon. Every rule has a separate search of the learning rate (of the server or of the step) on a
-separate seed. Predictions are computed on the public half of the digits or, for other sets, on the
-recipe's test examples. They are never computed again once there are runs of the setting.
+A setting is a recipe with changes, for which allocation rules were, or will be, compared at the
+same proven epsilon. For every rule, the learning rate (of the server or of the optimizer's step) is
+searched on a separate seed. Predictions are computed on the public half of the digits or, for other
+sets, on the recipe's test examples. They are never computed again once there are runs of the
+setting.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ FLAT, *RULES = map(str, labels(NAME, "rule"))
 
 
 def adapted() -> nn.Module:
-    """A network 64-256-32-10 trained on the digits 0 to 4 of the public half, then frozen, with
-    adapters of rank 4.
+    """Train a network 64-256-32-10 on the digits 0 to 4 of the public half, freeze it, and return
+    it with adapters of rank 4.
     """
     torch.manual_seed(0)
     net = nn.Sequential(
@@ -58,15 +59,15 @@ def adapted() -> nn.Module:
 
 
 def predictions(store: Kept, file: str = PREDICTED) -> Values:
-    """Kept scores by setting."""
+    """Return the store of the predicted scores, by setting."""
     return Values(store.folder / file, store.settings)
 
 
 def predict(setting: Mapping[str, Any]) -> dict[str, float]:
-    """Scores of the rules in a setting.
+    """Compute the scores of the rules in a setting.
 
-    Digits has few test examples, so half of its training examples are the public examples. The
-    advice is for as many examples as the whole set has.
+    The set `digits` has few test examples, so half of its training examples serve as public
+    examples. The scores assume as many private examples as the whole set has.
     """
     recipe, changes, examples = setting["recipe"], setting["set"], setting.get("examples")
     public = "test"
@@ -96,7 +97,7 @@ def measure(store: Kept) -> None:
 
 
 def figures_by_rule(store: Kept) -> dict[str, pd.DataFrame]:
-    """The measured figures of the rules by seed, higher being better: a frame for each setting."""
+    """Collect a frame for each setting, with the rules' figures by seed; higher is better."""
     frames = {}
     for setting in settings(NAME)["earlier"]:
         runs = Kept(store.folder / f"{setting['maker']}.json")
@@ -115,11 +116,11 @@ def figures_by_rule(store: Kept) -> dict[str, pd.DataFrame]:
 
 
 def agreement_of_halves(figures: pd.DataFrame) -> float:
-    """Mean rank correlation of a setting's figures between two halves of its seeds, as a measure of
-    how certain their order is. If there are more than a thousand divisions, a thousand random ones
-    are used.
+    """Compute the mean rank correlation between the rules' figures on two halves of the seeds,
+    which measures how certain the order of the rules is.
 
-    NaN if there are no two halves, or if rules are equal in one half.
+    All divisions of the seeds into halves are used, or a thousand random ones if there are more.
+    The result is NaN if there are fewer than two seeds, or if all rules are equal in every half.
     """
     complete = figures.dropna(axis=1, how="all").dropna()
     seeds, half = np.arange(len(complete)), len(complete) // 2
@@ -135,12 +136,12 @@ def agreement_of_halves(figures: pd.DataFrame) -> float:
     first, second = (
         pd.DataFrame((part @ complete.to_numpy() / part.sum(axis=1, keepdims=True)).round(9))
         for part in (inside, ~inside)
-    )  # rounded, since equal rules share a rank
+    )  # rounded, so that equal rules share a rank
     return float(first.rank(axis=1).corrwith(second.rank(axis=1), axis=1).mean())
 
 
 def texts(store: Kept) -> Pages:
-    """Scores beside measured changes, by pair and by setting."""
+    """Make the tables that compare the scores with the measured changes, by rule and by setting."""
     predicted, scored = (predictions(store, file).values for file in (PREDICTED, SCORED))
     pairs, rows = [], []
     for name, frame in figures_by_rule(store).items():

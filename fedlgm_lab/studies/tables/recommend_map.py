@@ -1,9 +1,9 @@
-"""Whether `recommend` predicts the map of rules, whose runs the studies map-* keep.
+"""Tests whether `recommend` predicts the map of rules, whose runs come from the studies map-*.
 
     FEDLGM_DATA=FOLDER fedlgm study recommend-map --out docs/results    # FOLDER holds MNIST
 
-Scores are computed for each network, from several initial models, and compared with the kept runs;
-nothing is run. The words and the flights need the packages that `map_data` names.
+Scores are computed for each network, from several initial models, and compared with the stored
+runs; no run is made. The sets `passages` and `flights` need the packages that `map_data` names.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ ORDER = (
     "scored", "rank correlation", "95 % interval", "two halves of the seeds", "ceiling",
     "over all pairs",
 )  # fmt: skip
-"""Header of the cells of `correlations`."""
+"""Column titles of the cells that `correlations` makes."""
 OUTCOME = ("pairs", "mean change", "changes", "gains", "interval above 0", "interval below 0")
-"""Header of the cells of `outcome`."""
+"""Column titles of the cells that `outcome` makes."""
 
 
 class Cell(NamedTuple):
@@ -51,9 +51,9 @@ class Cell(NamedTuple):
 
     Attributes:
         place: its values of `PLACE`.
-        scores: scores of the rules; empty if `recommend` refused.
-        figures: accuracies in per cent of the flat rule and the scored rules with runs; a row for
-            each seed.
+        scores: scores of the rules; empty if `recommend` refused the network.
+        figures: accuracies in per cent of the flat rule and of the scored rules with runs, with a
+            row for each seed.
     """
 
     place: tuple[str, ...]
@@ -61,13 +61,13 @@ class Cell(NamedTuple):
     figures: pd.DataFrame
 
     def correlation(self) -> float:
-        """Rank correlation of the scores with the mean figures; NaN without scores."""
+        """Compute the rank correlation of the scores with the mean figures; NaN without scores."""
         means = self.figures.mean().round(9)
         return float(pd.Series(self.scores, dtype=float).corr(means, method="spearman"))
 
 
 class Pair(NamedTuple):
-    """A scored rule in a cell: its score's ratio to the flat rule's score, and the figures of both
+    """A scored rule in a cell, with its score (relative to the flat rule) and the figures of both
     rules.
     """
 
@@ -79,7 +79,7 @@ class Pair(NamedTuple):
 
 
 def recipes(study: StudyFile) -> Iterator[tuple[str, Recipe]]:
-    """Name and recipe of each network of a study at each initial model, the recipe's own first."""
+    """Yield the name and recipe of each network of a study for each of several initial models."""
     grid = study.grid | {"mechanism": [FLAT]}
     base, own, options = base_of(study.recipe, grid, {}, study.set)
     for job in grid_jobs(base, grid, range(_MODELS), options, own):
@@ -87,10 +87,10 @@ def recipes(study: StudyFile) -> Iterator[tuple[str, Recipe]]:
 
 
 def predict(recipe: Recipe) -> dict[str, float]:
-    """Scores of the rules; empty if `recommend` refuses.
+    """Compute the scores of the rules; the result is empty if `recommend` refuses.
 
-    For the digits, which have few test examples, the public examples are the public half. For the
-    other sets they are the test examples.
+    The public examples are the test examples, except for the digits, which have few test examples;
+    for them, the public half of the training examples is used.
     """
     found = data.load(recipe.data.name)
     given: dict[str, Any] = {"public": "test", "data": found}
@@ -111,7 +111,7 @@ def measure(store: Values) -> None:
 
 
 def cells(store: Values, initial: int = 0) -> list[Cell]:
-    """The cells of the map that have been scored from this initial model and that have been run."""
+    """List the cells of the map that have runs and that were scored from this initial model."""
     found = []
     for study, file in kept_studies(store.folder):
         runs = Study.read(file).to_frame()
@@ -128,7 +128,7 @@ def cells(store: Values, initial: int = 0) -> list[Cell]:
 
 
 def pairs(group: Sequence[Cell]) -> list[Pair]:
-    """The scored rules of some cells, without the flat one."""
+    """List the scored rules of some cells, without the flat rule."""
     return [
         Pair(cell.place, rule, cell.scores[rule], cell.figures[rule], cell.figures[FLAT])
         for cell in group
@@ -137,7 +137,9 @@ def pairs(group: Sequence[Cell]) -> list[Pair]:
 
 
 def correlations(group: Sequence[Cell]) -> list[str]:
-    """A line on how well the scores order the rules in some cells; blank if none is scored."""
+    """Make a line on how well the scores order the rules in some cells; blank if no cell has
+    scores.
+    """
     scored = [cell for cell in group if cell.scores]
     if not scored:
         return [""] * len(ORDER)
@@ -164,7 +166,7 @@ def correlations(group: Sequence[Cell]) -> list[str]:
 
 
 def calls(group: Sequence[Cell]) -> dict[str, list[Pair]]:
-    """The pairs, grouped by whether `recommend` calls the rule "better", "worse" or neither."""
+    """Group the pairs by whether `recommend` calls the rule "better", "worse" or neither."""
     found: dict[str, list[Pair]] = {"better": [], "worse": [], "neither": []}
     for pair in pairs(group):
         called = "better" if pair.ratio >= BETTER else "worse" if pair.ratio <= WORSE else "neither"
@@ -173,7 +175,7 @@ def calls(group: Sequence[Cell]) -> dict[str, list[Pair]]:
 
 
 def outcome(called: Sequence[Pair]) -> list[str]:
-    """A line on the measured changes of some pairs."""
+    """Make a line on the measured changes of some pairs."""
     tested = [against(pair.figures, pair.flat) for pair in called]
     means = [one.mean for one in tested]
     return [
@@ -187,7 +189,7 @@ def outcome(called: Sequence[Pair]) -> list[str]:
 
 
 def _cell_row(cell: Cell) -> list[str]:
-    """A line on one cell."""
+    """Make a line on one cell."""
     rules = cell.figures.columns[1:]
     both = (
         (cell.scores.get(rule), (cell.figures[rule] - cell.figures[FLAT]).mean()) for rule in rules
@@ -199,7 +201,7 @@ def _cell_row(cell: Cell) -> list[str]:
 
 
 def grouped(found: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
-    """Parts of the map."""
+    """Group the cells of the map by data set and by the clients' optimizer."""
     groups = {"all": found}
     groups[f"all but {_KNOWN}"] = [cell for cell in found if cell.place[-1] != _KNOWN]
     for name, sets in _SETS.items():
@@ -210,7 +212,7 @@ def grouped(found: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
 
 
 def _model_row(store: Values, initial: int) -> list[str]:
-    """A line on the scores from one initial model."""
+    """Make a line on the scores from one initial model."""
     groups = grouped(cells(store, initial))
     scored = {part: [cell for cell in groups[part] if cell.scores] for part in _PARTS}
     order = (
@@ -229,8 +231,8 @@ def _model_row(store: Values, initial: int) -> list[str]:
 
 
 def texts(store: Values) -> Pages:
-    """How well the scores order the rules, the measured changes by call, and the figures of every
-    cell.
+    """Make the tables on how well the scores order the rules, on the measured changes by call, and
+    on the figures of every cell.
     """
     found = cells(store)
     if not any(cell.scores for cell in found):

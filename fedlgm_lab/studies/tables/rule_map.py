@@ -1,4 +1,4 @@
-"""Which rule wins where: the map of docs/how-to/which-mechanism.md, from the kept studies map-*."""
+"""The map of docs/how-to/which-mechanism.md, which compares rules in the studies map-*."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PLACE = ("data", "epsilon", "clients", "layer sizes")
 
 
 def map_table(folder: Path) -> str:
-    """A row for each study and network: accuracy of flat clipping, and each rule's difference from
-    it.
+    """Make the table with a row for each study and network: the accuracy of flat clipping, and each
+    rule's difference from this accuracy.
 
     Args:
-        folder: kept results; studies that were not run have no rows.
+        folder: folder of the results; studies without stored runs have no rows.
     """
     studies = kept_studies(folder)
     if not studies:
@@ -30,24 +30,26 @@ def map_table(folder: Path) -> str:
 
 
 def studies_of_map() -> list[StudyFile]:
-    """The studies whose networks are the map."""
+    """Load the studies of the map."""
     return [files.load(name) for name in files.names() if name.startswith("map-")]
 
 
 def kept_studies(folder: Path) -> list[tuple[StudyFile, Path]]:
-    """The studies that were run, with their files. The studies of digits come first."""
+    """List the studies of the map that have a stored file, with these files; studies of digits
+    first.
+    """
     kept = [(study, folder / "studies" / f"{study.name}.json") for study in studies_of_map()]
     return sorted(((study, file) for study, file in kept if file.is_file()), key=_place)
 
 
 def _place(entry: tuple[StudyFile, Path]) -> tuple[bool, tuple[str, ...]]:
-    """Key that sorts studies of digits before studies of other data."""
+    """Return a key that sorts the studies of digits before the studies of other data."""
     setting = setting_of(entry[0])
     return setting[0] != "digits", setting
 
 
 def setting_of(study: StudyFile) -> tuple[str, str, str]:
-    """Data, epsilon and the clients' optimizer."""
+    """Return the names of a study's data, its epsilon and the clients' optimizer."""
     data = str(study.set.get("data.name", study.recipe)).rsplit(":", 1)[-1]
     clients = _CLIENTS[study.set.get("training.optimizer", "sgd")]
     return data, f"{study.set['privacy.epsilon']:g}", clients

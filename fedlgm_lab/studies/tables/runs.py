@@ -1,4 +1,4 @@
-"""Runs of recipes in the cells of a table, as the maker's file of settings lists them.
+"""Runs of recipes for the cells of a table, which a maker's file of settings describes.
 
     [axes.noise]                                  # label -> changes of the recipe
     independent = {"privacy.noise" = "independent"}
@@ -7,14 +7,15 @@
     [axes.budget]                                 # or recipe key -> values, which are the labels
     "privacy.epsilon" = [1.0, 2.0]                # (or the name of a maker that has this axis)
 
-    [[groups]]                                    # every combination of values of its axes
+    [[groups]]                                    # a cell for every combination on its axes
     name = {task = "digits"}
     recipe = "digits"
     seeds = [1, 2, 3]
     axes = {noise = "all", budget = [1.0]}
     search = {grid = [0.1, 0.2], least = 0.05, most = 0.8}
 
-A run is one row of the kept file, named by the group's name, its axes, the rate and the seed.
+A run is a row of the maker's file of figures. The group's name, the labels on the axes, the rate
+and the seed identify the row.
 """
 
 from __future__ import annotations
@@ -39,19 +40,20 @@ Run = Callable[[str, Mapping[str, Any], int], Row]
 
 @dataclass(frozen=True)
 class Search:
-    """A search of one rate by factors of two. It tries the rates of a grid first, and then rates
-    beyond the grid while the best rate lies at an edge.
+    """A search for one rate in steps of a factor of two. It first tries the rates of a grid, and
+    then rates beyond the grid while the best rate lies at an edge.
 
     Attributes:
         grid: rates that are always tried, each twice the previous one.
         least: smallest rate to try.
         most: largest rate to try.
         better: 1 if a higher figure is better, -1 if a lower figure is better.
-        seeds: seeds of the search's runs, not used for anything else.
-        key: the recipe's key of the rate.
-        column: the rate's column in the kept rows.
-        at: changed labels of another cell, if that cell's search also serves this cell.
-        set: changes of the recipe in which that cell differs.
+        seeds: seeds that only the search uses.
+        key: the recipe's key that holds the rate.
+        column: the column of the stored rows that holds the rate.
+        at: if the search of another cell also serves this cell, the labels in which the other cell
+            differs.
+        set: changes of the recipe that give the recipe of the other cell.
     """
 
     grid: Sequence[float]
@@ -65,7 +67,9 @@ class Search:
     set: dict[str, Any] = field(default_factory=dict)
 
     def following(self, tried: Mapping[float, float]) -> float | None:
-        """The next rate to try after these figures by rate; None once the search is over."""
+        """Return the next rate to try, given the figures by rate so far; None once the search is
+        over.
+        """
         for rate in self.grid:
             if rate not in tried:
                 return rate
@@ -75,7 +79,7 @@ class Search:
         return best / 2 if best == min(tried) and best / 2 >= self.least else None
 
     def chosen(self, tried: Mapping[float, float]) -> float | None:
-        """The best rate of these figures by rate; None until the search is over."""
+        """Return the best rate, given the figures by rate; None until the search is over."""
         return self._best(tried) if tried and self.following(tried) is None else None
 
     def _best(self, tried: Mapping[float, float]) -> float:
@@ -84,16 +88,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one cell: the runs of its search, and runs with other seeds at the rate that the
+    """The runs of one cell: the runs of its search, and runs with other seeds at the rate that the
     search chose.
 
     Attributes:
-        store: the kept runs.
-        name: columns of its rows, without rate and seed.
+        store: the stored runs.
+        name: the columns that identify its rows, without rate and seed.
         recipe: recipe of its runs.
         changes: changes of the recipe.
-        seeds: seeds of its runs, in this order.
-        search: search of its rate; None if there is none.
+        seeds: seeds of its runs, in their order.
+        search: search for its rate; None if nothing is searched.
         run: see `cells`.
     """
 
@@ -106,7 +110,7 @@ class Cell:
     run: Run | None = None
 
     def tried(self) -> dict[float, float]:
-        """Mean figure of the search so far, by rate."""
+        """Return the mean figures of the search so far, by rate."""
         if self.search is None:
             return {}
         rows = self.store.find(**{**self.name, **self.search.at})
@@ -117,11 +121,13 @@ class Cell:
         return by_rate.mean()[by_rate.size() == len(self.search.seeds)].to_dict()
 
     def rate(self) -> float | None:
-        """The rate that the search chose, once it is over."""
+        """Return the rate that the search chose; None until the search is over, or without a
+        search.
+        """
         return None if self.search is None else self.search.chosen(self.tried())
 
     def figures(self, figure: str = "final") -> pd.Series:
-        """Figures at the chosen rate by seed, without the figures of the search."""
+        """Return the figures at the chosen rate by seed, without the figures of the search."""
         rate = {} if self.search is None else {self.search.column: self.rate()}
         by_seed = {row["seed"]: row[figure] for row in self.store.find(**self.name, **rate)}
         return pd.Series(
@@ -150,7 +156,7 @@ class Cell:
 
 
 def measure_cells(cells: Sequence[Cell]) -> None:
-    """Make missing runs: all searches, then all cells seed by seed."""
+    """Make the missing runs: first those of all searches, then those of all cells, seed by seed."""
     for cell in cells:
         cell.finish_search()
     for seed in dict.fromkeys(seed for cell in cells for seed in cell.seeds):
@@ -160,18 +166,20 @@ def measure_cells(cells: Sequence[Cell]) -> None:
 
 
 def _value(key: str, value: Any) -> Any:
-    """A recipe's value; None for "none" if this text removes the key, since TOML has no None."""
+    """Convert a value of a TOML file, which has no None, to a recipe's value: a text such as "none"
+    that removes the key becomes None.
+    """
     section, _, name = key.partition(".")
     return None if isinstance(value, str) and removes(section, name, value) else value
 
 
 def search_table(cells: Sequence[Cell], columns: Mapping[str, str], digits: int) -> str:
-    """The figures of searches so far: a row for each cell, a column for each rate; empty without
-    any.
+    """Make the table of the searches' figures so far, with a row for each cell and a column for
+    each rate; empty if there are no figures.
 
     Args:
         cells: the cells.
-        columns: titles of the columns of their names.
+        columns: keys of the cells' names that are shown, with the titles of their columns.
         digits: decimal places.
     """
     tried = {tuple(cell.name[name] for name in columns): cell.tried() for cell in cells}
@@ -186,24 +194,25 @@ def search_table(cells: Sequence[Cell], columns: Mapping[str, str], digits: int)
 
 @cache
 def settings(maker: str) -> dict[str, Any]:
-    """Content of a maker's file of settings."""
+    """Read a maker's file of settings."""
     file = Path(__file__).with_name(f"{maker}.toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def labels(maker: str, axis: str) -> list[Label]:
-    """The labels of an axis, in order."""
+    """List the labels of an axis, in order."""
     return [label for label, _ in _chosen(maker, axis, "all")]
 
 
 def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> list[Cell]:
-    """The cells whose rows have these values, in the order of the file.
+    """List the cells whose rows have these values, in the order of the file.
 
     Args:
-        store: the kept runs.
+        store: the stored runs.
         maker: name of the maker.
-        run: (recipe, changes, seed) -> figures of a run; default: `store.figures`.
-        name: values of columns that the rows must have.
+        run: function (recipe, changes, seed) that returns the figures of a run; default: `figures`
+            of the module `store`.
+        **name: values of columns that the rows must have.
     """
     content = settings(maker)
     listed = []
@@ -235,12 +244,12 @@ def cells(store: Kept, maker: str, run: Run | None = None, **name: Label) -> lis
 
 
 def _chosen(maker: str, axis: str, wanted: Any) -> Iterator[tuple[Label, dict[str, Any]]]:
-    """Labels of an axis with their changes of the recipe.
+    """Yield the chosen labels of an axis, each with the changes that it makes to the recipe.
 
     Args:
-        maker: the maker.
-        axis: the axis.
-        wanted: "all" for all labels, a list of labels, or a group's own axis.
+        maker: name of the maker.
+        axis: name of the axis.
+        wanted: "all" for all labels, a list of labels, or an axis that a group defines itself.
     """
     values = wanted if isinstance(wanted, dict) else settings(maker)["axes"][axis]
     if isinstance(values, str):

@@ -1,4 +1,4 @@
-"""The scattering transform of images: fixed wavelet features, which no data have trained.
+"""The scattering transform of images, whose features come from fixed wavelets without any training.
 
 J. Bruna, S. Mallat: *Invariant Scattering Convolution Networks*, 2013, with the Morlet filters of
 E. Oyallon, S. Mallat: *Deep Roto-Translation Scattering for Object Classification*, 2015.
@@ -35,7 +35,7 @@ class Scattering:
 
     @property
     def channels(self) -> int:
-        """Number of features of one channel at one place."""
+        """Number of features of an image's channel at one position."""
         pairs = self.scales * (self.scales - 1) // 2
         return 1 + self.angles * self.scales + self.angles**2 * pairs
 
@@ -64,10 +64,10 @@ class Scattering:
         ]  # fmt: skip
 
     def _filter(self, width: float, angle: float, frequency: float, slant: float) -> torch.Tensor:
-        """A Gaussian, or a Morlet wavelet if the frequency is not 0, in Fourier space.
+        """Compute a Gaussian, or a Morlet wavelet if the frequency is not 0, in Fourier space.
 
-        A Morlet wavelet is a wave times a Gaussian, minus the multiple of the Gaussian that makes
-        the mean 0.
+        A Morlet wavelet is a Gaussian times a wave, minus a multiple of the Gaussian such that its
+        mean is 0.
         """
         gaussian, wave = torch.zeros(2, self._padded, self._padded, dtype=torch.complex128)
         near = torch.arange(self._padded, dtype=torch.float64)
@@ -83,7 +83,7 @@ class Scattering:
         return (torch.fft.fft2(gaussian).real * slant / (2 * math.pi * width**2)).float()
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Features of images.
+        """Compute the features of images.
 
         Args:
             images: [n, channels, side, side].
@@ -106,19 +106,21 @@ class Scattering:
     def _modulus(
         self, waves: torch.Tensor, wavelets: torch.Tensor, at: int, to: int
     ) -> torch.Tensor:
-        """Modulus of the wavelets' coefficients, in Fourier space, at the resolution of a scale."""
+        """Compute the Fourier transform of the modulus of the wavelets' coefficients, at the
+        resolution of scale `to`.
+        """
         product = waves * _fold(wavelets, 2**at) * 4**at
         return torch.fft.fft2(torch.fft.ifft2(_fold(product, 2 ** (to - at))).abs())
 
     def _smooth(self, waves: torch.Tensor, at: int) -> torch.Tensor:
-        """Local means at the last resolution, without the border."""
+        """Compute local means at the resolution of the features, without the padded border."""
         product = waves * _fold(self._low, 2**at) * 4**at
         return torch.fft.ifft2(_fold(product, 2 ** (self.scales - at))).real[..., 1:-1, 1:-1]
 
 
 def _fold(waves: torch.Tensor, factor: int) -> torch.Tensor:
-    """`waves` is the transform of some values. The result is the transform of every `factor`-th of
-    these values; `factor` is a power of 2.
+    """Compute the Fourier transform of every `factor`-th value from the transform `waves` of all
+    values; `factor` is a power of 2.
     """
     while factor > 1:
         side, factor = waves.shape[-1] // 2, factor // 2
@@ -128,9 +130,9 @@ def _fold(waves: torch.Tensor, factor: int) -> torch.Tensor:
 
 
 def normalise_groups(features: torch.Tensor, groups: int) -> torch.Tensor:
-    """Every example's features with mean 0 and variance 1 in each group of channels.
+    """Scale every example's features to mean 0 and variance 1 in each group of channels.
 
-    An example is scaled only by figures of the same example, so this costs no privacy.
+    The scale of an example depends only on this example, so the scaling has no privacy cost.
 
     Args:
         features: [n, channels, height, width].

@@ -1,9 +1,9 @@
 """Staircase noise in two dimensions: the epsilon-DP noise of least mean absolute (l1) error.
 
 Its density is constant on shells of the l1 norm and drops by the factor e^-epsilon once in every
-interval of one sensitivity, at the fraction gamma of the interval. It uses only the query's global
-l1 sensitivity. In contrast, i.n.i.d. Laplace noise uses one sensitivity per coordinate, so it can
-have a smaller error (i.n.i.d. noise paper, section V-D and Table II).
+interval of one sensitivity, at the fraction gamma of the interval. Staircase noise uses only the
+query's global l1 sensitivity. In contrast, i.n.i.d. Laplace noise uses one sensitivity per
+coordinate, so its error can be smaller (i.n.i.d. noise paper, section V-D and Table II).
 
 Sources: Geng and Viswanath, "The Optimal Noise-Adding Mechanism in Differential Privacy" (one
 dimension); Geng, Kairouz, Oh and Viswanath, "The Staircase Mechanism in Differential Privacy" (two
@@ -19,7 +19,8 @@ import scipy
 
 
 def expected_l1(epsilon: float, gamma: float) -> float:
-    """E||noise||_1 = (2/3) (v^3 + 3 b v + b (1 + b)) / ((1 - b)(v^2 + b)), for l1 sensitivity 1.
+    """Compute E||noise||_1 = (2/3) (v^3 + 3 b v + b (1 + b)) / ((1 - b)(v^2 + b)), for l1
+    sensitivity 1.
 
     Here b = e^-epsilon and v = b + (1 - b) gamma.
     """
@@ -29,11 +30,12 @@ def expected_l1(epsilon: float, gamma: float) -> float:
 
 
 def best_gamma(epsilon: float) -> float:
-    """The gamma that minimises the expected l1 norm, for epsilon in (0, 700].
+    """Find the gamma that minimises the expected l1 norm, for epsilon in (0, 700].
 
-    With v = b + (1 - b) gamma the error is stationary where v^4 - 2 b (1 + b) v + 3 b^2 = 0, and
-    least at the larger root. Both branches solve that equation. For small epsilon the variable t
-    avoids cancellation; for large epsilon the variable x does not vanish.
+    With v = b + (1 - b) gamma, the error is stationary where v^4 - 2 b (1 + b) v + 3 b^2 = 0, and
+    least at the larger root. Both branches of the code solve this equation: for small epsilon in
+    the variable t, which avoids cancellation, and otherwise in the variable x, which stays away
+    from 0.
     """
     b, drop = math.exp(-epsilon), -math.expm1(-epsilon)
     # v = 1 - drop t, equation divided by drop^2: the smaller root in t, (3 - sqrt 3)/6 as drop -> 0
@@ -49,5 +51,5 @@ def best_gamma(epsilon: float) -> float:
     def in_x(x: float) -> float:  # v = b^(1/3) x, equation divided by b^(4/3)
         return x**4 - 2 * (1 + b) * x + 3 * root**2
 
-    least = math.cbrt((1 + b) / 2)  # the quartic falls until here and rises after
+    least = math.cbrt((1 + b) / 2)  # the quartic decreases up to here and then increases
     return (root * float(scipy.optimize.brentq(in_x, least, 2.0, xtol=1e-15)) - b) / drop

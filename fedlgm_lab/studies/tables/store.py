@@ -1,4 +1,4 @@
-"""Figures kept in a JSON file, so that measurements can be continued."""
+"""Stores figures in JSON files, so that interrupted measurements can be continued."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from simulations.config.overrides import Overrides, settings
 
 Row = dict[str, Any]
 LEAST_SEEDS = 3
-"""Seeds below which results pages give no p-value."""
+"""Number of seeds below which the pages of results state no p-value."""
 
 
 class OutOfTimeError(Exception):
-    """The minutes are over; measured figures are kept."""
+    """The time that `--set minutes` allows is over. The figures that were measured are on disk."""
 
 
 class _Store:
-    """A JSON file of figures, created when first needed.
+    """A JSON file of figures, which is created when the first figure is written.
 
     Args:
         path: the file.
-        settings: "minutes" of processor time after which nothing more is measured, and other inputs
-            of the figures.
+        settings: "minutes", the processor time after which nothing more is measured, and other
+            inputs of the figures.
 
     Raises:
         ConfigError: the minutes are not a number.
@@ -49,20 +49,20 @@ class _Store:
             raise ConfigError(f"--set minutes takes a number, got {self._minutes!r}")
 
     def check_time(self) -> None:
-        """Raise if nothing more may be measured.
+        """Raise an error if the time is over.
 
         Raises:
-            OutOfTimeError: the minutes are over.
+            OutOfTimeError: the time is over.
         """
         if time.process_time() >= 60 * self._minutes:
             raise OutOfTimeError
 
     def input(self, name: str, what: str) -> Any:
-        """A setting that the figures need.
+        """Return a setting that the figures need.
 
         Raises:
-            ConfigError: it is not given.
-            OutOfTimeError: the minutes are over.
+            ConfigError: the setting is missing.
+            OutOfTimeError: the time is over.
         """
         self.check_time()
         if name not in self.settings:
@@ -80,8 +80,8 @@ class _Store:
 
 
 class Kept(_Store):
-    """Figures of finished runs under the keys that name the run: a list of rows, one run per line,
-    written after every run.
+    """The figures of finished runs, as a list of rows in a JSON file with one run per line. The
+    keys of a row that name the run are chosen by the caller. The file is written after every run.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -89,13 +89,13 @@ class Kept(_Store):
         self.rows: list[Row] = self._read([])
 
     def find(self, **name: Any) -> list[Row]:
-        """The rows that have these values."""
+        """List the rows that have these values."""
         return [
             row for row in self.rows if all(row.get(key) == value for key, value in name.items())
         ]
 
     def measure(self, name: Mapping[str, Any], recipe: str, overrides: Overrides) -> Row:
-        """The row with that name; a run is made if there is none.
+        """Return the row with a name; if there is no such row, make the run.
 
         Raises:
             OutOfTimeError: there is no such row, and the minutes are over.
@@ -103,7 +103,7 @@ class Kept(_Store):
         return self.keep(name, lambda: figures(recipe, overrides, int(name["seed"])))
 
     def keep(self, name: Mapping[str, Any], make: Callable[[], Row]) -> Row:
-        """The row with that name; its figures are computed if there is none.
+        """Return the row with a name; if there is no such row, compute its figures with `make`.
 
         Raises:
             OutOfTimeError: there is no such row, and the minutes are over.
@@ -122,17 +122,17 @@ class Kept(_Store):
 
 
 class Values(_Store):
-    """Figures by name; each is measured once."""
+    """Figures by name in a JSON file; each figure is measured once."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(path, settings)
         self.values: dict[str, Any] = self._read({})
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The figure `name`, measured now if missing.
+        """Return the figure `name`; if it is missing, measure it.
 
         Raises:
-            OutOfTimeError: the figure is missing, and the minutes are over.
+            OutOfTimeError: the figure is missing, and the time is over.
         """
         if name not in self.values:
             self.check_time()
@@ -146,24 +146,24 @@ class Values(_Store):
 
 @contextmanager
 def simulated(recipe: str | None = None, **given: Any) -> Iterator[simulations.RunResult]:
-    """A finished run in this process, whose folder is removed afterwards; see
-    `simulations.simulate`.
+    """Yield the result of a run in this process (see `simulations.simulate`), and remove the run's
+    folder afterwards.
     """
     with tempfile.TemporaryDirectory() as folder:
         yield simulations.simulate(recipe, run_dir=Path(folder) / "run", **given)
 
 
 def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
-    """One run in this process: its headline (shares in per cent) at the end, at its best and over
-    the rounds.
+    """Make one run in this process, and return its headline metric (accuracy in per cent) at the
+    end, at its best and over the rounds.
 
     The seed determines the initial model, the division of the data, the cohorts and the noise.
-    `parts` replace the recipe's parts, as in `simulations.simulate`.
+    `parts` are further arguments of `simulations.simulate`.
 
     Returns:
         "final", "highest" and "late" (mean over the last five evaluated rounds), the "curve" of
         evaluated rounds, the proven "epsilon", and processor "seconds". A run that diverged has the
-        worst possible figure and no epsilon.
+        worst possible figures, an empty curve and no epsilon.
     """
     changes = {
         **dict(settings(overrides)),
@@ -195,8 +195,8 @@ def figures(recipe: str, overrides: Overrides, seed: int, **parts: Any) -> Row:
 
 
 def against(values: pd.Series, reference: pd.Series) -> Difference:
-    """Change of figures by seed, over the seeds that both sides have. There is no interval or
-    p-value for few seeds.
+    """Compute the mean change of figures from a reference, over the seeds that both have. With
+    fewer than `LEAST_SEEDS` seeds, there is no interval and no p-value.
     """
     both = pd.concat([values, reference], axis=1, join="inner", keys=["a", "b"])
     if len(both) >= LEAST_SEEDS:
@@ -206,11 +206,13 @@ def against(values: pd.Series, reference: pd.Series) -> Difference:
 
 
 CHANGE = ("change", "95 % interval", "p")
-"""Header of the cells of `change`."""
+"""Column titles of the cells that `change` makes."""
 
 
 def change(values: pd.Series, reference: pd.Series) -> list[str]:
-    """`against` as cells of a table; empty where nothing is compared."""
+    """Format the result of `against` as cells of a table; the cells are empty if no seed is in
+    both.
+    """
     tested = against(values, reference)
     if math.isnan(tested.p):
         return ["" if math.isnan(tested.mean) else f"{tested.mean:+.2f}", "", ""]

@@ -8,4 +8,4 @@ from pathlib import Path
 TITLES: dict[str, str] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
-"""Names of the makers, with their titles."""
+"""Titles of the makers, by name."""

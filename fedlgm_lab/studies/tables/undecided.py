@@ -1,8 +1,9 @@
-"""Seeds, and hours of one core, that would decide the claims which kept runs leave undecided.
+"""Number of seeds, and hours of one core, that would decide the claims that the stored runs leave
+undecided.
 
     fedlgm study undecided --out docs/results    # times one run of each of these studies
 
-The hours are the time of the claim's own runs on further seeds, without a search.
+The hours count only the claim's runs on the further seeds, without a search.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from fedlgm_lab.studies.tables.store import Kept, Row
 
 
 class Undecided(NamedTuple):
-    """An undecided claim of a kept study.
+    """An undecided claim of a stored study.
 
-    If the result has no seeds, no runs of one of the claim's methods are kept.
+    The result has no seeds if no runs of one of the claim's methods are stored.
 
     Attributes:
         study: name of the study.
         claim: the claim.
-        checked: its result.
-        runs: number of its kept runs for one seed.
+        checked: the claim's result.
+        runs: number of the claim's stored runs for one seed.
     """
 
     study: str
@@ -47,7 +48,7 @@ class Undecided(NamedTuple):
 
 
 def undecided(folder: Path) -> list[Undecided]:
-    """The undecided claims of the kept studies; claims about the same runs count once."""
+    """List the undecided claims of the stored studies; claims about the same runs count once."""
     cases = []
     for name in outcomes.studies(folder):
         study = Study.read(folder / "studies" / f"{name}.json")
@@ -63,7 +64,7 @@ def undecided(folder: Path) -> list[Undecided]:
 
 
 def _runs(claim: Claim, study: Study) -> int:
-    """Number of a claim's runs for one seed."""
+    """Count a claim's runs for one seed."""
     frame = frames.at(study.to_frame(), claim.at)
     frame = frame[frame["method"].isin(claim.labels)]
     if claim.along is not None:
@@ -73,7 +74,7 @@ def _runs(claim: Claim, study: Study) -> int:
 
 
 def time_run(kept: Mapping[str, Any], method: str) -> Row:
-    """Processor seconds of the first run of a method, at the settings of a kept study.
+    """Measure the processor seconds of a method's first run, at the settings of a stored study.
 
     Raises:
         ConfigError: the run fails.
@@ -100,7 +101,7 @@ def measure(store: Kept) -> None:
 
 
 def rows(store: Kept) -> list[list[str]]:
-    """A row for every undecided claim."""
+    """Make a row of the table for every undecided claim."""
     lines = []
     for case in undecided(store.folder):
         seconds = [row["seconds"] for row in store.find(study=case.study)]
@@ -121,7 +122,7 @@ def rows(store: Kept) -> list[list[str]]:
 
 
 def texts(store: Kept) -> Pages:
-    """The table of undecided claims."""
+    """Make the table of undecided claims."""
     header = [
         "study", "claim", "seeds", "seeds that would decide", "runs of a seed",
         "seconds of a run", "hours",

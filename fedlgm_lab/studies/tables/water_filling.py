@@ -1,9 +1,9 @@
-"""Water-filling beside flat and per-layer clipping.
+"""Comparison of water-filling with flat and per-layer clipping.
 
-The three rules add the same noise to the sum and differ only in what they keep of a large update.
-Clients are trained at once as in `adaptive`, and every rule gets the same search of the server
-learning rate over three seeds. It is then run with five other seeds. `real_models` has models for
-text.
+The three rules add the same noise to the sum, and differ only in how they shorten a large update.
+All clients of a cohort are trained at once, as in `adaptive`. For every rule, the server learning
+rate is searched in the same way over three seeds, and the best rate is then run with five other
+seeds. `real_models` makes the same comparison for models of text.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ FLAT, PER_LAYER, FILLING = "gaussian", "uniform", "water-filling"
 
 
 class AdamFederation(Federation):
-    """The federation of `adaptive` with Adam on the clients, at the learning rate
-    0.01.
-    """
+    """The federation of `adaptive`, whose clients train by Adam at the learning rate 0.01."""
 
     def optimizer(self, rows: Tensor) -> Callable[[Sequence[Tensor]], None]:
-        """A function that moves models [b, D] by one step of Adam, given the gradients of
+        """Return a function that moves models [b, D] by one step of Adam, given the gradients of
         `tensors`.
         """
         first, second, count = torch.zeros_like(rows), torch.zeros_like(rows), itertools.count(1)
@@ -49,7 +47,7 @@ class AdamFederation(Federation):
 
 
 def run(_: str, changes: Mapping[str, Any], seed: int) -> Row:
-    """Test accuracy, in per cent, of one run."""
+    """Make one run, and return its test accuracy in per cent."""
     kind = AdamFederation if changes["adam"] else Federation
     federation, mechanism = kind(changes["hidden"], seed), mechanisms.get(changes["mechanism"])
     accuracy = train_and_test(
@@ -59,13 +57,13 @@ def run(_: str, changes: Mapping[str, Any], seed: int) -> Row:
 
 
 def runs_of(store: Kept, task: str) -> dict[str, Cell]:
-    """A task's cells by rule."""
+    """Return a task's cells by rule."""
     return {str(cell.name["rule"]): cell for cell in cells(store, NAME, run, task=task)}
 
 
 def comparison(store: Kept) -> str:
-    """One row per task and rule: accuracy, and the paired changes against each of the two other
-    rules.
+    """Make the table with one row per task and rule: the accuracy, and its paired changes from flat
+    and from per-layer clipping.
     """
     lines = []
     for group in settings(NAME)["groups"]:
@@ -81,7 +79,7 @@ def comparison(store: Kept) -> str:
 
 
 def texts(store: Kept) -> Pages:
-    """The table of its page."""
+    """Make the page's table."""
     return {"data/adaptive.md": {"water-filling": comparison(store)}}
 
 

@@ -1,9 +1,9 @@
-"""The field's yardsticks: DP-SGD at epsilon 3 beside the published figures of F. Tramèr and
-D. Boneh, *Differentially Private Learning Needs Better Features (or Much More Data)*, 2021.
+"""Comparison of DP-SGD at epsilon 3 with the published figures of F. Tramèr and D. Boneh,
+*Differentially Private Learning Needs Better Features (or Much More Data)*, 2021.
 
     fedlgm study yardsticks --set data=FOLDER
 
-Batches, learning rates and passes are taken from their code, so nothing is searched.
+The batch sizes, learning rates and numbers of passes come from their code, so nothing is searched.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ RECIPE, SEEDS, GROUPS = _SETTINGS["recipe"], tuple(_SETTINGS["seeds"]), 27
 LINEAR, CNN = "ScatterNet, linear", "CNN"
 STANDARDISED, SCATTERED_CNN = "ScatterNet, linear, private means", "ScatterNet, CNN"
 BLOCK = 50
-"""Images that are transformed at a time."""
+"""Number of images that are transformed at a time."""
 CHANNELS = 3 * 81
-"""Channels of the features of an image in colour."""
+"""Number of channels of the features of a colour image."""
 LEAST = 1e-3
-"""Least variance of a channel as a share of its mean square, because noise could make the variance
-negative."""
+"""Least variance of a channel, as a share of its mean square. Without it, noise could make the
+variance negative.
+"""
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """A model on a set of images, with its published settings.
+    """A model and a set of images, with the published settings.
 
     Attributes:
-        set: name of the set.
+        set: name of the set of images.
         model: `LINEAR`, `STANDARDISED`, `SCATTERED_CNN` or `CNN`.
         published: published accuracy in per cent.
         batch: expected size of a batch.
         lr: learning rate.
         passes: passes over the training examples.
-        network: name of the network of `CNN`.
+        network: name of the network, if the model is `CNN`.
     """
 
     set: str
@@ -66,7 +67,7 @@ class Yardstick:
     network: str = "cnn"
 
     def overrides(self, examples: int) -> list[str]:
-        """Changes of the recipe for so many training examples."""
+        """Return the changes of the recipe for this number of training examples."""
         batch = min(self.batch, examples)
         steps = max(1, round(self.passes * examples / batch))
         return [
@@ -84,7 +85,7 @@ YARDSTICKS = tuple(Yardstick(**values) for values in _SETTINGS["yardsticks"])
 
 @lru_cache(maxsize=1)
 def images(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """A set with pixels in [0, 1]. For a trial, only its first training and test examples."""
+    """Load a set with pixels in [0, 1]; for a trial, only its first training and test examples."""
     loaded = data.load(name, folder, pixels=(0, 1))
     if examples is None:
         return loaded
@@ -93,7 +94,9 @@ def images(name: str, folder: str | None, examples: int | None) -> DataSet:
 
 
 def scatter(x: np.ndarray, groups: int) -> np.ndarray:
-    """Features of images, [n, channels, height, width]; normalised in groups, if there are any."""
+    """Compute features of images, [n, channels, height, width], normalised in groups if `groups` >
+    0.
+    """
     transform = Scattering(x.shape[-1])
     blocks = map(transform, torch.from_numpy(x).split(BLOCK))
     return np.concatenate(
@@ -103,7 +106,7 @@ def scatter(x: np.ndarray, groups: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def features(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """The same set with each image's features, scaled only by figures of the same image."""
+    """Load a set and replace each image by its features, scaled only by values of this image."""
     pictures = images(name, folder, examples)
     train, test = (scatter(x, GROUPS) for x in (pictures.train_x, pictures.test_x))
     return replace(
@@ -113,12 +116,12 @@ def features(name: str, folder: str | None, examples: int | None) -> DataSet:
 
 @lru_cache(maxsize=1)
 def standardised(name: str, folder: str | None, examples: int | None) -> DataSet:
-    """The same set with each image's features, standardised by the mean and variance of each
-    channel over all training images and places. Mean and variance are released with noise, and a
-    run on this set pays for this release.
+    """Load a set and replace each image by its features, standardised by the mean and variance of
+    each channel over all training images and positions.
 
-    An image contributes the means of its channels and of their squares. Their public ranges are
-    three deviations around the means of the test images.
+    Mean and variance are released with noise, and a run on this set pays for the release. An image
+    contributes the means of its channels and of their squares. The public ranges of these means are
+    three standard deviations around their average over the test images.
     """
     pictures = images(name, folder, examples)
     parts = {"train": scatter(pictures.train_x, 0), "test": scatter(pictures.test_x, 0)}
@@ -148,7 +151,7 @@ def standardised(name: str, folder: str | None, examples: int | None) -> DataSet
 
 
 def scattered_cnn() -> nn.Module:
-    """The paper's network for the features of CIFAR-10, 187,210 parameters."""
+    """Build the paper's network for the features of CIFAR-10, with 187,210 parameters."""
     layers = [
         *(nn.Conv2d(CHANNELS, 64, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
         *(nn.Conv2d(64, 64, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64 * 4 * 4, 10)),
@@ -157,7 +160,7 @@ def scattered_cnn() -> nn.Module:
 
 
 def run(yardstick: Yardstick, folder: str | None, examples: int | None, seed: int) -> Row:
-    """A run, with its settings."""
+    """Make a run, and return its figures and its settings."""
     asked = (yardstick.set, folder, examples)
     parts: dict[str, Any] = {"data": images(*asked)}
     changes = [f"model.name={yardstick.network}"]
@@ -176,7 +179,7 @@ def run(yardstick: Yardstick, folder: str | None, examples: int | None, seed: in
 
 
 def measure(store: Kept) -> None:
-    """All yardsticks with settings."""
+    """Make all runs."""
     folder = store.settings.get("data")
     examples = store.settings.get("examples")
     for yardstick in YARDSTICKS:
@@ -189,7 +192,7 @@ def measure(store: Kept) -> None:
 
 
 def texts(store: Kept) -> Pages:
-    """Our figures beside the published ones."""
+    """Make the table that compares the measured with the published figures."""
     rows = [
         _row(one, store.find(set=one.set, model=one.model, examples=store.settings.get("examples")))
         for one in YARDSTICKS
@@ -217,7 +220,7 @@ def _row(yardstick: Yardstick, runs: Sequence[Row]) -> list[str]:
 
 
 def _shorter(folder: Path) -> tuple[float, list[Row]]:
-    """The searched rate and the runs of the flat mechanism in the page of central allocations."""
+    """Return the searched rate and the runs of the flat mechanism from `central_allocations`."""
     kept = Kept(folder / central_allocations.MAKER.file)
     (cell,) = cells(kept, central_allocations.NAME, rule="flat", steps=central_allocations.STEPS)
     rate = cell.rate()
