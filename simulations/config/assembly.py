@@ -1,4 +1,4 @@
-"""From a recipe to the objects of a run, which are the same for every engine and for a
+"""The objects of a run, built from its recipe. They are the same for every engine and for a
 deployment.
 """
 
@@ -96,7 +96,7 @@ class Assembly:
         return self.own.fingerprints(self.model.module(), self.data.partition)
 
     def client(self, keys: KeyRing, serves: Serving) -> LayerwiseClient:
-        """A client object over the recipe's own division of data.
+        """A client object for the recipe's division of the data.
 
         Args:
             keys: key ring of the clients.

@@ -60,7 +60,7 @@ def _kinds_with(option: str) -> str:
 
 
 class ClientLevel(UnitKind):
-    """All of a client's data; the sum bounds each client's update."""
+    """The unit is all of a client's data. The sum bounds each client's update."""
 
     verb, flat = "bounds whole clients", "gaussian"
 
@@ -142,7 +142,7 @@ class ClientLevel(UnitKind):
     def sampling_and_steps(
         self, recipe: Settings, examples: int
     ) -> tuple[Sampling, LocalSteps | None]:
-        """See `UnitKind.sampling_and_steps`: clients."""
+        """See `UnitKind.sampling_and_steps`; the unit is a client."""
         return recipe.sampling, None
 
     @override

@@ -107,10 +107,11 @@ def _trainer(assembly: Assembly, workers: int) -> tuple[bool, bool]:
 
 
 def _refusal(assembly: Assembly) -> str | None:
-    """Why the compiled kernel cannot train this run here; None if it trained on a few examples.
+    """The reason why the compiled kernel cannot train this run on this machine; None if the kernel
+    has trained on a few examples.
 
     The kernel is faster than PyTorch for every model that it knows (docs/results/performance.md).
-    If it bounds single examples, it is faster for small models. Nothing is therefore timed. The
+    If it bounds single examples, it is faster for small models. Therefore nothing is timed. The
     choice, and with it the bits of a run, depend only on the recipe and on whether the machine has
     the kernel.
     """

@@ -64,7 +64,7 @@ _NO_DECAY = (
 
 
 class ExampleLevel(UnitKind):
-    """One example; the trainer bounds every example's gradient."""
+    """The unit is one example. The trainer bounds every example's gradient."""
 
     verb, flat = "bounds examples", "dp-sgd"
     mechanisms: Unit = "example"
@@ -175,12 +175,12 @@ class ExampleLevel(UnitKind):
         return ""
 
     def counts_examples(self, recipe: Settings) -> bool:
-        """Whether the server adds the noise."""
+        """Whether the server adds the noise, which makes the number of all examples a public fact."""
         return not recipe.noised_by.uploads_released
 
     def calibrate(self, mechanism: Mechanism, layers: LayerTable, facts: RunFacts) -> Method:
-        """See `Method.calibrate`; if nothing meets the budget, the message gives a possible number
-        of steps.
+        """See `Method.calibrate`; if no noise meets the budget, the message states a number of
+        steps that the budget permits.
 
         Raises:
             PrivacyError: no noise meets the budget in so many steps.
@@ -195,8 +195,8 @@ class ExampleLevel(UnitKind):
         return list(partition.order[:, None])
 
     def server_step(self, recipe: Settings, own: Any) -> ResumableStep:
-        """A step on the noisy mean gradient with the settings of [training], if a round is a
-        step.
+        """If a round is a step, the server's step on the noisy mean gradient, with the settings of
+        [training].
 
         Raises:
             ConfigError: weight decay is set for a server step of the user's own.

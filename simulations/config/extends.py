@@ -1,4 +1,4 @@
-"""TOML files that extend another file by the key `extends`: recipes and studies."""
+"""Recipes and studies are TOML files that may extend another file with the key `extends`."""
 
 from __future__ import annotations
 

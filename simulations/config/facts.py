@@ -1,4 +1,4 @@
-"""From a recipe to the public facts of its run."""
+"""The public facts of a run, derived from its recipe."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def facts_of(recipe: Settings, examples: int = 0) -> RunFacts:
 
 
 def published_examples(recipe: Settings) -> int | None:
-    """Number of training examples as published or as stated by the recipe; None if only the data
-    contain it.
+    """Number of training examples as published or as the recipe states it; None if only the data
+    show it.
 
     Example:
         >>> from simulations.config.recipe import load

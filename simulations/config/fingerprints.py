@@ -23,7 +23,9 @@ from fedlgm.package_conflicts import PACKAGES
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _KNOWN = {*PACKAGES, "abc", "builtins", "flwr", "torch", "typing"}
-"""Packages whose classes are only named, because a run's provenance holds their versions."""
+"""Packages whose classes are hashed by name only, because a run's provenance holds the packages'
+versions.
+"""
 
 
 def array_digest(*arrays: Any) -> str:
@@ -174,7 +176,7 @@ def _class_words(kind: type) -> Iterator[str]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Attributes of an object without cached values."""
+    """An object's attributes, without cached values."""
     cached_names = {
         name
         for base in type(value).__mro__

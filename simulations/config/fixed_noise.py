@@ -1,5 +1,5 @@
-"""Recipes with a fixed noise multiplier: the epsilon that follows takes the place of a given
-budget.
+"""Recipes with a fixed noise multiplier. The epsilon that follows from the multiplier replaces a
+stated budget.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def epsilon_of(recipe: Settings) -> float:
 
 
 def require_agreement(recipe: Settings) -> None:
-    """Refuse a budget and a noise multiplier together if another epsilon follows from the
-    multiplier (ConfigError).
+    """Raise ConfigError if a recipe states both a budget and a noise multiplier, and another
+    epsilon follows from the multiplier.
     """
     follows, budget = epsilon_of(recipe), recipe.privacy
     if not math.isclose(follows, budget.epsilon, rel_tol=_AGREE):
@@ -80,8 +80,8 @@ def require_agreement(recipe: Settings) -> None:
 
 
 def require_noise(recipe: Settings, method: Method) -> None:
-    """If `privacy.noise_multiplier` is set, refuse a method with other noise than this multiplier
-    gives (ConfigError).
+    """Raise ConfigError if `privacy.noise_multiplier` is set and the method has other noise than
+    this multiplier gives.
     """
     given, drawn = recipe.privacy.noise_multiplier, method.facts.noise_multiplier
     if isinstance(method.mechanism, NoPrivacy):

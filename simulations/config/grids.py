@@ -45,7 +45,7 @@ def _single(text: str) -> Any:
 
 
 def values_to_try(name: str, values: Any, least: int = 1) -> list[Any]:
-    """The values to try. NumPy's numbers become Python's, because TOML holds only these.
+    """The values to try. NumPy's numbers become Python's numbers, because TOML holds no others.
 
     Args:
         name: name of the values' key, for the message.

@@ -103,13 +103,13 @@ class Data(_OpenSection):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Options of `fedlgm.data.load` that are given."""
+        """The options of `fedlgm.data.load` that the section states."""
         return self.model_dump(include=set(READING), exclude_none=True)
 
 
 class Model(_OpenSection):
-    """[model]: name; further keys are options of the model. `seed` initialises it; default: the
-    run's seed (or 0).
+    """[model]: the model's name; further keys are options of the model. `seed` determines the
+    initial weights; default: the run's seed (or 0).
 
     `weights` is a safetensors file that replaces the initial weights, for example by the weights of
     a public base model below adapters. Provenance holds the file's SHA-256. `adapters` are options
@@ -164,7 +164,8 @@ class TrainerSection(_OpenSection):
 
 
 class MechanismSection(_OpenSection):
-    """[mechanism]: name, variant and the layer grouping; further keys are options of the mechanism.
+    """[mechanism]: the mechanism's name and variant, and the grouping of layers; further keys are
+    options of the mechanism.
 
     Example:
         >>> MechanismSection(name="gaussian", bound=0.5).build().bound

@@ -31,7 +31,9 @@ _MEASURE = ("metrics", "evaluate")
 """Objects that measure a run without changing it."""
 
 FEW_SITES = 20
-"""Number of clients of own data below which a bundled recipe uses all of them in every round."""
+"""If a user's own data have fewer clients than this number, a bundled recipe uses all clients in
+every round.
+"""
 
 FIXED = "frozen part of the model"
 """Name of the frozen parts of a run's model, under which provenance holds their hash."""
@@ -39,7 +41,7 @@ FIXED = "frozen part of the model"
 
 @dataclass(frozen=True)
 class Own:
-    """Objects that replace names in a recipe; None keeps the recipe's.
+    """Objects that replace names in a recipe; None keeps the recipe's name.
 
     Attributes:
         model: an `nn.Module`, from which every client starts, or a class or function that returns

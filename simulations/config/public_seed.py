@@ -22,7 +22,7 @@ class PublicSeed(int):
     published: Any
 
     def __new__(cls, seed: int, published: Any = None) -> PublicSeed:
-        """A copy or a pickle sets `published` afterwards."""
+        """Make a seed. When a seed is copied or unpickled, `published` is set afterwards."""
         instance = super().__new__(cls, seed)
         instance.published = published
         return instance

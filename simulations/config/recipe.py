@@ -381,8 +381,8 @@ def _locate(recipe: str) -> Path:
 
 
 def bundled_like(name: str) -> str:
-    """Bundled recipes with a similar name, or else the command that lists all of them, for
-    messages.
+    """Text for a message: the bundled recipes with a similar name, or else the command that lists
+    all recipes.
 
     Example:
         >>> bundled_like("digit")

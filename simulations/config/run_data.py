@@ -94,7 +94,7 @@ class RunData:
 
     @property
     def present(self) -> bool:
-        """Whether the data are there already, and no file has to be read for them."""
+        """Whether the data are in memory already, so that no file has to be read for them."""
         given = self.own.data is not None or self._divided is not None
         return given or "dataset" in vars(self)  # where a `cached_property` keeps its value
 
@@ -115,5 +115,5 @@ class RunData:
 
     @property
     def spent(self) -> Spent | None:
-        """Cost of releases from the data before the run."""
+        """Cost of the releases that were made from the data before the run."""
         return self.dataset.spent if self.present else None

@@ -322,12 +322,13 @@ class Run(Section):
 
     A `seed` is public: it makes a simulation reproducible and its noise predictable. Real nodes
     refuse it unless `test_mode` states that nothing needs protection. With `audit`, canaries take
-    part in rounds of a simulation, and the printed summary has their audit. `patience` ends a run
-    after this many evaluations of the public test set without a better headline metric; its epsilon
-    remains the epsilon of all planned rounds (`simulations.runs.stopping`). `trackers` follow the
-    run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default: TensorBoard if
-    it is installed. `keep_releases` keeps what a certificate needs (`fedlgm_lab.certificate`), and
-    `beacon` is the file in which an auditor answers the commitment to the noise.
+    part in rounds of a simulation, and the printed summary contains their audit. `patience` ends a
+    run after this many evaluations of the public test set without a better headline metric; its
+    epsilon remains the epsilon of all planned rounds (`simulations.runs.stopping`). `trackers`
+    follow the run: tensorboard, mlflow, wandb, or your own as "package.module:name"; default:
+    TensorBoard if it is installed. `keep_releases` keeps what a certificate needs
+    (`fedlgm_lab.certificate`), and `beacon` is the file in which an auditor answers the commitment
+    to the noise.
 
     Example:
         >>> Run().seed is None  # noise that nobody can draw again

@@ -1,5 +1,5 @@
-"""Runs on data that hold figures of a private release, such as a standardisation. Such a run must
-pay for this release.
+"""Runs on data that were processed with privately released statistics, as in a standardisation.
+Such a run must pay for this release.
 """
 
 from __future__ import annotations

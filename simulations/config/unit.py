@@ -150,7 +150,7 @@ class UnitKind:
     Attributes:
         verb: verb for the unit's mechanisms in messages.
         flat: the mechanism with the same noise in every coordinate.
-        mechanisms: unit for which its mechanisms are made.
+        mechanisms: unit that its mechanisms protect.
         redraws: whether a repeated round may draw different participants.
         of: the unit if each unit has several clients, see `Sampling.of`; None otherwise.
         side_by_side: whether several clients can be trained at once.

@@ -15,8 +15,8 @@ from simulations.config.unit import ModelParts, Settings
 
 
 class UserLevel(ClientLevel):
-    """All clients of one user. Rounds draw users, and the mean update of a user's clients is
-    bounded.
+    """The unit is all clients of one user. Rounds draw users, and the mean update of a user's
+    clients is bounded.
 
     `clients.users.UserUpdates` has the proof. Participants of the sampling are users, so every rule
     for clients holds for them.
