@@ -39,11 +39,11 @@ from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
 """Target for the size in bytes of the largest activation of a micro-batch. For larger tensors, the
-operating system maps new memory at every allocation.
+operating system maps new memory at every allocation, which is slow.
 """
 PASS_BYTES = 320 << 20
-"""Target for the total size in bytes of the inputs and outputs of all layers in a micro-batch. If
-gradients cannot be added up during the backward pass, the target is half of this value.
+"""Target for the total size in bytes of the inputs and outputs of all layers in a micro-batch. The
+target is half of this value if gradients can be scaled and summed only after the backward pass.
 """
 STORED_BYTES = 128 << 20
 """Limit for the size in bytes of a micro-batch's per-example gradients that are in memory at the
@@ -57,16 +57,16 @@ _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """The clipped sum of one batch, with the norms of its terms.
+    """The clipped sum of one batch, with the norms of the gradients before clipping.
 
     Attributes:
-        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64
-            with `exact_sums`.
+        total: sum of the examples' scaled gradients [D], in the order of the layer table, and in
+            float64 with `exact_sums`.
         norms: norm of each example's gradient in each layer before scaling, float64 [B, K]: the l2
             norm, or the norm that the scaling bounds. NaN or Inf where the gradient is not finite.
             PRIVATE: no noise protects these norms, so use them only for internal diagnostics.
-        discarded: number of examples that counted as zero because a gradient was not finite.
-            PRIVATE: no noise protects this number.
+        discarded: number of examples with a gradient that is not finite; such a gradient counts as
+            zero. PRIVATE: no noise protects this number.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -111,24 +111,25 @@ class ExampleGradients:
     """Computes, clips and sums the per-example gradients of a module, without storing the gradients
     of all examples.
 
-    For Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
-    direction), clipping and summing are fused into the backward pass. If layers share a parameter,
-    an example's gradient of this parameter is the sum over these layers. For every other module
-    with parameters, `torch.func` computes per-example gradients, which is slower; a notice reports
-    this once.
+    For Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, and LSTM and GRU (batch first, in
+    one direction), clipping and summing are fused into the backward pass. If layers share a
+    parameter, an example's gradient with respect to this parameter is the sum over these layers.
+    For every other module with parameters, `torch.func` computes per-example gradients, which is
+    slower; the constructor gives a notice if there are such modules.
 
     Args:
         module: any module whose inputs and outputs have the example as first dimension and whose
             examples do not influence each other.
         layers: the module's layer table, with any grouping of parameters into layers.
         task: the task, which gives the loss of each example; None means classification.
-        micro_batch: maximum number of examples per pass. With None, the number is chosen by the
-            size of the activations. The choice affects results only by rounding.
+        micro_batch: maximum number of examples per pass. With None, the number is chosen from the
+            sizes of the activations and of the stored gradients. The choice affects results only by
+            rounding.
         exact_sums: whether to sum the gradients in float64, which takes longer. The difference
             between two sums of n examples that differ in one example then exceeds this example's
-            contribution by at most n^2 2^-52 times the bound; for sums in float32, by up to n^2
-            2^-23 times the bound. The gradients themselves are computed in the precision of the
-            parameters.
+            contribution by at most n^2 2^-52 times the bound. For sums in float32, the excess is up
+            to n^2 2^-23 times the bound. The gradients themselves are computed in the precision of
+            the parameters.
 
     Raises:
         ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
@@ -196,18 +197,19 @@ class ExampleGradients:
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._generic = [site for site in self._sites if isinstance(site, GenericSite)]
-        # A method of this object would be a cycle through the separation, which keeps the model's
-        # memory until Python's garbage collector runs.
+        # A method of this object would create a reference cycle through `_separation`. The cycle
+        # would keep the model in memory until Python's garbage collector runs.
         self._replace_forward = partial(_replace_forward, self._sites, self._pools, self._restored)
         self._announce()
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """Assumptions about the module and the task under which a guarantee holds; empty if rows
-        and steps cannot influence each other by construction.
+        """Assumptions about the module and the task under which a guarantee holds; empty if, by
+        construction, neither rows nor steps can influence each other.
 
         Args:
-            x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
+            x: inputs of at least one example [n, ...], in the same form as for `sum`; their values
+                do not matter.
         """
         return "; ".join(filter(None, (self._separate(parts(x)).condition, self._rule, self._kept)))
 
@@ -225,7 +227,7 @@ class ExampleGradients:
             x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B
                 may be 0.
             y: targets [B, ...].
-            scaling: rule that gives the factors of the layers' gradients.
+            scaling: rule that computes the factors by which the gradients are multiplied.
 
         Returns:
             The sum, the norms and the number of examples that counted as zero.
@@ -233,7 +235,7 @@ class ExampleGradients:
         Raises:
             ConfigError: examples influence each other, a parameter is used outside the module that
                 owns it, the numbers of targets and inputs differ, or the module was changed after
-                this object was made.
+                this object was created.
         """
         self._built.check()
         scaling = one_by_one(scaling)
@@ -280,7 +282,7 @@ class ExampleGradients:
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
-        """Collect the outermost modules that have parameters of their own. A module with a rule
+        """Collect the outermost modules that directly own trained parameters. A module with a rule
         becomes a `Site`, and any other module a `GenericSite`.
         """
         parameters = [
@@ -351,8 +353,8 @@ class ExampleGradients:
         return self._separation
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
-        """Choose the size of micro-batches from the largest activation, the total size of the
-        activations and the stored gradients of one example.
+        """Choose the number of examples in a micro-batch from the largest activation, the total
+        size of the activations and the size of the stored gradients of one example.
         """
         shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
@@ -420,8 +422,8 @@ class ExampleGradients:
             )
 
     def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """Norms of the examples' gradients in each layer [n, K]; the sum of the gradients is
-        discarded.
+        """Compute the norm of each example's gradient in each layer [n, K], and discard the sum of
+        the gradients.
         """
         device = next(iter(self._parameters.values())).device
         squares = torch.zeros(len(y), len(self._layers), dtype=torch.float64, device=device)
@@ -430,8 +432,8 @@ class ExampleGradients:
         return squares.sqrt()
 
     def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
-        """Observe the forward pass of one batch: the inputs of the sites in the order of their
-        calls, and the output of the module.
+        """Run the forward pass of one batch. Return the names and first inputs of the sites in the
+        order of their calls, and then the outputs of the module.
         """
         seen: list[tuple[str, Tensor]] = []
 
@@ -467,8 +469,8 @@ def _replace_forward(
     call: Callable[..., Any],
     with_pools: bool = True,
 ) -> Iterator[None]:
-    """Inside the block, replace the forward pass of each site by `call(site, *arguments)` and, if
-    `with_pools`, the forward pass of each pooling layer by `max_pool`.
+    """Inside the block, replace the forward pass of each site with `call(site, *arguments)` and, if
+    `with_pools` is set, the forward pass of each pooling layer with `max_pool`.
     """
     replaced = {site.module: _bind(call, site) for site in sites}
     replaced |= {pool: partial(max_pool, pool) for pool in pools if with_pools}
