@@ -81,5 +81,5 @@ class Trainer(Protocol):
         tensor is requested.
 
         Raises:
-            ConfigError: the trainer cannot train this model or these tasks.
+            ConfigError: the trainer cannot train this model, or cannot train it on these tasks.
         """

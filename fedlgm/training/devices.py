@@ -33,7 +33,8 @@ if not torch.cuda.is_available():
 
 @dataclass(frozen=True)
 class Numerics:
-    """Numerical settings that, like the seed and the data, affect the exact bits of a run's result.
+    """Numerical settings of a run. Like the seed and the data, they affect the exact bits of the
+    result.
 
     Attributes:
         threads: number of threads that PyTorch uses during training and planning.
@@ -64,8 +65,8 @@ def available_devices() -> dict[str, str]:
 
 
 def resolve(name: str) -> torch.device:
-    """Return the device that a recipe names. "auto" means the first accelerator found, or the CPU
-    if there is no accelerator.
+    """Return the device that a recipe names. "auto" means the first accelerator that is found, or
+    the CPU if there is none.
 
     Raises:
         ConfigError: the name is unknown, or this machine has no such device; the message lists the
@@ -220,8 +221,8 @@ def drawing() -> Iterator[None]:
     """Let only one thread at a time be inside such a block, where it may draw from PyTorch's global
     generators. All threads share these generators, which dropout uses.
 
-    Runs in several threads therefore give the same results as runs one after another. This function
-    cannot prevent draws by other threads outside such blocks.
+    Runs in several threads therefore give the same results as runs that follow one another. This
+    function cannot prevent draws by other threads outside such blocks.
 
     Example:
         >>> with drawing(), drawing():  # the same thread may enter a second block
@@ -263,8 +264,7 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
     """Seed the global generators for draws inside the block (see `drawing`), and restore the
     generators' state afterwards.
 
-    This function does not use `torch.manual_seed`, which also seeds unused devices and records its
-    caller.
+    `torch.manual_seed` is not used, because it also seeds unused devices and records its caller.
 
     Args:
         seed: seed of the generators; with None, the generators continue from their present state.
@@ -328,9 +328,9 @@ def keep_freed_memory() -> None:
     operating system after every step of training on the CPU.
 
     By default, glibc returns large blocks to the operating system at once, and the operating system
-    clears every page before a process gets it again. In each training step of ResNet-18, about
-    10,000 pages are cleared, which takes a twentieth of the time. With other C libraries, this
-    function changes nothing.
+    clears every page before it gives the page to a process again. In each training step of
+    ResNet-18, about 10,000 pages are cleared, which takes a twentieth of the time. With other C
+    libraries, this function changes nothing.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)

@@ -27,8 +27,8 @@ class FlatOptimizer:
         decay: factor of decoupled weight decay, as in `torch.optim.AdamW`.
 
     Attributes:
-        trained: 1 for the coordinates that are trained and 0 for the coordinates that do not
-            change, in the shape of the weights or of one row of the weights; None trains all
+        trained: a tensor with 1 for each coordinate that is trained and 0 for each other
+            coordinate, in the shape of the weights or of one row of the weights; None trains all
             coordinates. Only trained coordinates decay.
     """
 

@@ -20,8 +20,8 @@ class Recorded:
     """Records the CUDA kernels of a function of tensors, and replays them at every call. The
     results have the same bits as those of the function.
 
-    The processor takes longer to launch the hundreds of kernels of a small model's step than the
-    GPU takes to run them (docs/results/gpu.md). A graph is for one set of shapes and dtypes; if a
+    A small model's step launches hundreds of kernels, for which the CPU needs more time than the
+    GPU needs to run them (docs/results/gpu.md). A graph is for one set of shapes and dtypes; if a
     call has other shapes or dtypes than the last call, a new graph is recorded.
 
     Args:

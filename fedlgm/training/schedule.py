@@ -33,7 +33,7 @@ class Schedule:
         device: device of the steps.
 
     Attributes:
-        steps: number of steps of the client with the most steps.
+        steps: largest number of steps of a client.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The vectorised trainer, which trains many clients at once with `torch.func`.
 
-In every step, one vmapped backward pass over stacked parameters computes the gradients of all
-clients of a batch. The examples of clients of unequal size are padded and masked.
+In every step, one backward pass under vmap over stacked parameters computes the gradients of all
+clients in a batch. The examples of clients of unequal size are padded and masked.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class VectorizedTrainer:
         return gradients
 
     def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
-        """Change the gradients [width, D] of a step in place; see `SequentialTrainer`."""
+        """Change the gradients [width, D] of a step in place; see `SequentialTrainer.adjust_`."""
 
     def _clip_(self, gradient: Tensor) -> None:
         bound = self._settings.gradient_clip

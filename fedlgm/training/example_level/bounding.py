@@ -30,8 +30,8 @@ def bounded_updates(
         batches: the batches' sums of scaled gradients, with the norms that were used for scaling.
             If there is only one batch, the sign of its sum is changed in place.
         scaling: the scaling; a user's scaling must be wrapped by `one_by_one`.
-        plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the
-            query's bound.
+        plan: the plan, whose auxiliary queries are answered; each example's answer is clipped to
+            the query's bound.
     """
     totals = (
         torch.stack([batch.total for batch in batches])

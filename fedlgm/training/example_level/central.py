@@ -48,7 +48,7 @@ class Trained:
     """Result of `train`.
 
     Attributes:
-        model: the final weights in the order of the layer table, [D].
+        model: the final weights [D], in the order of the layer table.
         epsilon: the epsilon that the ledger proves at the facts' delta, including earlier charges.
         guarantee: guarantee to which this epsilon belongs.
         steps: number of steps; each step is one release.

@@ -1,4 +1,4 @@
-"""Summing clipped per-example gradients at about the cost of an ordinary backward pass."""
+"""Sums of clipped per-example gradients, at about the cost of an ordinary backward pass."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ class ClippedSum:
     Attributes:
         total: sum of the examples' scaled gradients [D], in the order of the layer table, and in
             float64 with `exact_sums`.
-        norms: norm of each example's gradient in each layer before scaling, float64 [B, K]: the l2
-            norm, or the norm that the scaling bounds. NaN or Inf where the gradient is not finite.
-            PRIVATE: no noise protects these norms, so use them only for internal diagnostics.
+        norms: norm of each example's gradient in each layer before scaling, float64 [B, K]. It is
+            the norm that the scaling bounds, which is the l2 norm by default. NaN or Inf where the
+            gradient is not finite. SENSITIVE: no noise protects these norms, so use them only for
+            internal diagnostics.
         discarded: number of examples with a gradient that is not finite; such a gradient counts as
-            zero. PRIVATE: no noise protects this number.
+            zero. SENSITIVE: no noise protects this number.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -118,8 +119,8 @@ class ExampleGradients:
     slower; the constructor gives a notice if there are such modules.
 
     Args:
-        module: any module whose inputs and outputs have the example as first dimension and whose
-            examples do not influence each other.
+        module: any module whose inputs and outputs have the example as first dimension, and in
+            which examples do not influence each other.
         layers: the module's layer table, with any grouping of parameters into layers.
         task: the task, which gives the loss of each example; None means classification.
         micro_batch: maximum number of examples per pass. With None, the number is chosen from the
@@ -132,9 +133,9 @@ class ExampleGradients:
             the parameters.
 
     Raises:
-        ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
-            the module lacks parameters of the layer table; its parameters have several dtypes or a
-            lower precision than float32; or `micro_batch` is below 1.
+        ConfigError: examples influence each other, as in BatchNorm in training mode; gradients have
+            hooks; the module lacks parameters of the layer table; its parameters have several
+            dtypes or a lower precision than float32; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -277,7 +278,7 @@ class ExampleGradients:
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
         """Compute the clipped sums of several batches, one after another. Each sum uses the weights
-        that the module has after `batches` has yielded the batch.
+        that the module has when `batches` yields the batch.
         """
         return [self.sum(x, y, scaling) for x, y in batches]
 
@@ -379,7 +380,7 @@ class ExampleGradients:
         return self._chosen[1]
 
     def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse modules whose first dimension is not the example, or whose examples influence each
+        """Refuse a module if a first dimension is not the example, or if examples influence each
         other.
         """
         if self._probed or len(inputs[0]) < 2 or isinstance(self._separate(inputs), MappedRows):
@@ -403,8 +404,8 @@ class ExampleGradients:
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of an input shared by all examples differently, for
-        example by using only the first row.
+        """Refuse a model if an input is shared by all examples, but the model treats its rows
+        differently, for example by using only the first row.
 
         In the forward pass, all rows of such an input contain the same numbers, but in the backward
         pass each row carries the gradient of a different example.
@@ -495,8 +496,9 @@ def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
 def _observer(
     sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 ) -> Callable[..., Any]:
-    """Make a forward pass for `_replace_forward` that computes the usual output and appends to
-    `sizes` the number of elements per example of each input and output.
+    """Make a function that `_replace_forward` uses as the forward pass. It computes the usual
+    output, calls `look`, and appends to `sizes` the number of values per example of each input and
+    output.
     """
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:

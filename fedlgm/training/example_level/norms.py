@@ -1,4 +1,4 @@
-"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
+"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, and l1 for Laplace noise.
 
 A layer's norm is computed from the sum of amounts over the layer's parameters; the amounts are
 squares for l2 and absolute values for l1.
@@ -20,8 +20,8 @@ class L2:
 
     Attributes:
         order: order of the norm, 1 or 2.
-        fused: whether the layers' rules compute the amounts of this norm without forming every
-            example's gradient.
+        fused: whether the layers' rules can compute the amounts without forming every example's
+            gradient.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()

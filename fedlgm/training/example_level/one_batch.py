@@ -1,4 +1,4 @@
-"""One batch's sum of clipped gradients, without a mechanism or a plan."""
+"""The sum of one batch's clipped gradients, without a mechanism or a plan."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def clipped_sum(
     """Compute the sum of the examples' clipped gradients, and the norm of each example's gradient
     in every layer.
 
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||). With
-    "flat", the example's gradient over all layers is multiplied by min(1, C / ||g_i||). A factor
-    below 1 is reduced by a fraction of 2^-19, so that rounding raises no contribution above its
-    bound. One example's contribution has an l2 norm of at most sqrt(sum_j c_j^2) ("per-layer") or C
-    ("flat"). This bound is the sensitivity of the sum to adding or removing one example.
+    With `style="per-layer"`, the gradient of example i in layer j is multiplied by min(1, c_j /
+    ||g_ij||). With "flat", the example's gradient over all layers is multiplied by min(1, C /
+    ||g_i||). A factor below 1 is reduced by a fraction of 2^-19, so that rounding raises no
+    contribution above its bound. One example's contribution has an l2 norm of at most sqrt(sum_j
+    c_j^2) ("per-layer") or C ("flat"). This bound is the sensitivity of the sum to adding or
+    removing one example.
 
     Args:
-        module: any module whose first dimension is the example and whose examples do not influence
-            each other.
+        module: any module whose inputs and outputs have the example as first dimension, and in
+            which examples do not influence each other.
         x: inputs [B, ...], or a tuple of such tensors; B may be 0.
         y: targets [B, ...].
         clip: one bound or, with style "per-layer", one bound for each layer of `layers` [K].

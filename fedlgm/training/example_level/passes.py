@@ -24,7 +24,9 @@ from fedlgm.training.example_level.scaling import PerLayerClip
 
 @dataclass(frozen=True)
 class Place:
-    """Offset and size of a parameter in the flat vector, and the parameter's layer."""
+    """Offset and size of a parameter in the flat vector, and the index of the parameter's layer
+    (`column`).
+    """
 
     offset: int
     size: int
@@ -199,7 +201,7 @@ class Pass:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Scale and add the gradients that had to wait for the end of the backward pass."""
+        """Scale and add the gradients that were kept until the end of the backward pass."""
         for site, uses in self._several.items():
             self._add_use(site, site.rule.unite(uses))
         for place, gradients in self._whole.values():

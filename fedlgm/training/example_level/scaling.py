@@ -28,8 +28,8 @@ because of the rounding error of its norm (a relative error of at most 2^-20). A
 error, one example changes a sum by no more than the bound.
 """
 LEAST_BOUND = 2.0**-36
-"""Smallest allowed bound other than 0. The squares of float32 numbers below 1e-19 vanish, so only
-norms above 5e-15 are accurate.
+"""Smallest allowed bound other than 0. The squares of float32 numbers below 1e-19 underflow, so
+only norms above 5e-15 are accurate.
 """
 LEAST_STABILISER = 1e-6
 """Smallest allowed stabiliser. A stabiliser limits how far gradients with a small norm are scaled
@@ -45,8 +45,8 @@ class _OneByOne:
     """A wrapper that calls a user's scaling with one example at a time. If a factor would scale a
     gradient above the scaling's bound, the factor is reduced.
 
-    The bounds are read only once. Otherwise the factors could be limited by bounds that differ from
-    the bounds that the plan checks.
+    The bounds are read only once. If they were read again, they could differ from the bounds that
+    the plan checks.
     """
 
     def __init__(self, scaling: Scaling) -> None:
@@ -88,9 +88,9 @@ def one_by_one(scaling: Scaling) -> Scaling:
     """Return a scaling that treats each example alone. A bundled scaling is returned unchanged; a
     user's scaling gets one example at a time, and its factors are limited by its bounds.
 
-    If factors depended on other examples' norms (as in clipping to the batch's median), the effect
-    of one example would have no bound, because an added example would also change the other
-    examples' factors.
+    If factors depended on other examples' norms (as in clipping to the batch's median), an added
+    example would also change the factors of the other examples, so the effect of one example would
+    have no bound.
 
     Args:
         scaling: a mechanism's scaling.
@@ -112,8 +112,8 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """Compute the factor min(1, c / norm) of each norm, slightly reduced for rounding (`SAFETY`)
     where it is below 1. The factor is 1 for an infinite bound and 0 for a bound of 0.
 
-    This function is for gradients of examples, in tensors on any device. For clients' updates see
-    `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
+    This function is for gradients of examples, in tensors on any device. For clients' updates,
+    whose sums have more terms and need a larger margin, see `fedlgm.aggregation.clip_factors`.
 
     Args:
         norms: l2 norms, of any shape.
@@ -172,7 +172,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
 @dataclass(frozen=True)
 class PerLayerClip(Scaling):
-    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
+    """f_ij = min(1, c_j / ||g_ij||): the gradient of every layer is clipped to a separate bound.
 
     Attributes:
         clip: one bound c_j per layer.

@@ -34,8 +34,9 @@ from fedlgm.training.example_level.rules import RULES, Rule, require_rows
 from fedlgm.training.models.built import is_altered
 
 Call = Callable[..., Any]
-"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
-with a rule takes its inputs as one joined tensor, and returns the result of the rule's `forward`.
+"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. For a
+layer with a rule, the argument is one tensor that joins all inputs, and the result is the output of
+the rule's `forward`.
 """
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
 """A function that returns a context in which a `Call` computes the layers. If the flag is set, this

@@ -227,7 +227,7 @@ def private_figures(
     """Compute the figures that a published variant needs for its plan, float64 [rows, K]. The
     variant is NOT PRIVATE, because its plan depends on figures without noise.
 
-    PRIVATE: no noise protects these figures. They are the layer norms of the examples' gradients
+    SENSITIVE: no noise protects these figures. They are the layer norms of the examples' gradients
     before clipping [n, K], without rows that are not finite, or the figures that a mechanism of
     type `UsesPrivateSums` computes.
 

@@ -52,7 +52,7 @@ def copy_model(module: M) -> M:
 
 
 def require_own_storage(module: nn.Module) -> None:
-    """Refuse two parameters, or a parameter and another tensor of the model, in the same memory.
+    """Refuse a model in which two parameters, or a parameter and another tensor, share memory.
 
     One parameter under two names is allowed.
 
@@ -107,7 +107,8 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the message names the parameter that the copy does not follow.
+        ConfigError: a copy's outputs or gradients differ from those of the model; the message names
+            the parameter whose gradient differs.
     """
     if not isinstance(x, Tensor | tuple):
         raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")

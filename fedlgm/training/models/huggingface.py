@@ -1,7 +1,7 @@
 """Models of Hugging Face's `transformers` and `peft`, wrapped as plain modules that map tensors to
 logits.
 
-This module imports neither package: it recognises a model by the package of its class.
+This module imports neither package, and recognises a model by the package of the model's class.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def original(module: nn.Module) -> nn.Module:
 
 
 def base_model(model: Any) -> Any:
-    """The `transformers` model below PEFT's adapters, or the model itself."""
+    """Return the `transformers` model inside a model of `peft`, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

@@ -1,7 +1,7 @@
 """Requirements that a model must meet for private and reproducible training.
 
 A model must keep no state between clients, because state from one client would change the next
-client's update. Constant buffers (a causal mask, position codes) are allowed.
+client's update. Constant buffers, such as a causal mask or position codes, are allowed.
 """
 
 from __future__ import annotations
@@ -273,10 +273,10 @@ def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
     Training computes gradients with `torch.autograd.grad`. The older (reentrant) kind of activation
     checkpointing computes the gradients of the layers inside the checkpoint in a separate backward
     pass, whose results `torch.autograd.grad` does not return. These layers would not be trained,
-    and would only receive noise.
+    and would only accumulate noise.
 
     Args:
-        module: the module, whose `grad` attributes are changed.
+        module: the module; the `grad` attributes of its parameters are changed.
         x: inputs of a few public examples.
 
     Raises:

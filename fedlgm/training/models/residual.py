@@ -19,7 +19,7 @@ from fedlgm.training.models.copies import copy_model
 def resnet18(
     in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
 ) -> nn.Module:
-    """ResNet-18 of torchvision with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
+    """Torchvision's ResNet-18 with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -51,7 +51,8 @@ def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) 
     """ResNet-20 for CIFAR (He et al., CVPR 2016, Section 4.2) with GroupNorm and projection
     shortcuts.
 
-    Nine basic blocks of 16, 32 and 64 channels: 272,474 parameters for 3 channels and 10 classes.
+    The model has nine basic blocks of 16, 32 and 64 channels, and 272,474 parameters for 3 channels
+    and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.

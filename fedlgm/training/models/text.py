@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError
 
 
 class GatedUnit(nn.Module):
-    """Gated recurrent unit (Cho et al., EMNLP 2014), with the gates of torch's `nn.GRU`.
+    """Gated recurrent unit (Cho et al., EMNLP 2014), with the same gates as PyTorch's `nn.GRU`.
 
     Args:
         width: width of the inputs.
@@ -59,7 +59,7 @@ class RecurrentText(nn.Module):
         self.outputs = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token."""
+        """Compute the logits of the next token."""
         logits: Tensor = self.outputs(self.units(self.embedding(tokens)))
         return logits
 
@@ -80,7 +80,7 @@ class CausalAttention(nn.Module):
         self.mix = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [n, length, width] for inputs [n, length, width]."""
+        """Compute outputs [n, length, width] for inputs [n, length, width]."""
         length, width = x.shape[1], x.shape[2]
         query, key, value = (
             projection(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -108,7 +108,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [n, length, width] for inputs [n, length, width]."""
+        """Compute outputs [n, length, width] for inputs [n, length, width]."""
         x = x + self.attention(self.norm1(x))
         return x + self.contract(functional.gelu(self.expand(self.norm2(x))))
 
@@ -152,7 +152,7 @@ def gru(
         layers: number of recurrent layers.
 
     Returns:
-        The model: tokens int64 [n, length] to logits [n, length, classes].
+        The model, which maps tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
         ConfigError: an option is below 1, or there are more than 1,000 layers.
@@ -175,7 +175,7 @@ def transformer(
         layers: number of blocks.
 
     Returns:
-        The model: tokens int64 [n, length] to logits [n, length, classes].
+        The model, which maps tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
         ConfigError: an option is below 1, there are more than 1,000 layers, or `heads` does not

@@ -1,4 +1,5 @@
-"""Initial weights from a file: a public model from which private training starts."""
+"""Initial weights from a file, such as those of a public model that is then trained with privacy.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
         The module.
 
     Raises:
-        ConfigError: the file does not exist or cannot be read, or its tensors differ from the model's; the message
-            names the first difference.
+        ConfigError: the file does not exist or cannot be read, or its tensors differ from the
+            model's in name or shape; the message names the first difference.
 
     Example:
         >>> import tempfile

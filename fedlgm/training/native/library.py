@@ -3,7 +3,7 @@ and stored on disk; a wheel for one platform already contains it.
 
 The kernel is stored in the cache (`fedlgm.cache.folder`). Its file name is derived from the sources
 and the common flags, and its length and SHA-256 are stored beside it. Loading a damaged file would
-end the process, so a damaged kernel is compiled again instead. Before use, the kernel must
+end the process, so a damaged kernel is not loaded but compiled again. Before use, the kernel must
 reproduce a known answer bit for bit, so the kernel of a compiler that reorders arithmetic is
 refused. If a compiler fails, this is recorded in the cache, so that the same compiler is not tried
 at every start. A different compiler is tried, and `fedlgm doctor` tries the failed compiler again.
@@ -54,7 +54,7 @@ def instruction_set() -> InstructionSet | None:
     """Return the widest instruction set that both this processor and the kernel support; None
     without AVX2 and AVX-512.
 
-    PyTorch determines the instruction set, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
+    PyTorch detects the instruction set, so `ATEN_CPU_CAPABILITY=avx2` restricts it to AVX2.
     """
     by_capability: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
     return by_capability.get(torch.backends.cpu.get_cpu_capability())

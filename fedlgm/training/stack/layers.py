@@ -28,8 +28,8 @@ class Layer(Protocol):
         """
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the computation of the gradients of the parameters and, if `wanted`, of the input.
-        Return the tensor of the input's gradient, if the layer computes it.
+        """Record the computation of the gradients of the parameters and, if `wanted` is set, of the
+        input. Return the tensor of the input's gradient, if the layer computes it.
 
         `gradient`, the output's gradient, may be overwritten.
         """

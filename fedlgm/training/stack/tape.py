@@ -66,7 +66,7 @@ class Tape:
         """Append an operation that writes `a @ b + bias` to `out`. Return `out`.
 
         PyTorch uses MKL for products, and MKL does not use AVX-512 on AMD processors. On these
-        processors, oneDNN multiplies large matrices in half of the time.
+        processors, oneDNN multiplies large matrices in half the time.
         """
         by_onednn = (
             len(a) * b.numel() >= _MANY
@@ -95,6 +95,6 @@ class Tape:
         self._calls.append(partial(method, *arguments))
 
     def replay(self) -> None:
-        """Run all operations again on the tensors' current values."""
+        """Run all recorded operations on the tensors' current values."""
         for call in self._calls:
             call()

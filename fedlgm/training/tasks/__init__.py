@@ -1,5 +1,5 @@
-"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or
-a metric.
+"""Tasks: the loss, targets and metrics of a model. Other modules of the library do not depend on a
+particular loss, target type or metric.
 
     task = tasks.get("regression", loss="huber")
     task = tasks.get("mypackage.tasks:Ranking", margin=0.2)

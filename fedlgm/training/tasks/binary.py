@@ -14,7 +14,7 @@ from fedlgm.extension.loader import is_bundled
 from fedlgm.training.tasks.regression import RealTargets
 
 _RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice")
-"""Prefixes of autograd's names for operations that do not change values."""
+"""Prefixes of autograd's names for operations that only reshape or select values."""
 
 
 class Binary(RealTargets):

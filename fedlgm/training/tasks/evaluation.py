@@ -41,10 +41,11 @@ def evaluate(
             because larger batches do not fit into its cache, and 1000 elsewhere.
         metrics: further metrics by name. Each is a function of the outputs [n, ...] and targets [n,
             ...] of the whole set.
-        finite: whether to refuse NaN and infinity in metrics of the whole set.
+        finite: whether to refuse metrics of the whole set that are NaN or infinite.
 
     Raises:
-        ConfigError: a metric of the whole set fails, or has the same name as another metric.
+        ConfigError: a metric of the whole set fails, or its name is used by another metric or
+            reserved for tables.
     """
     set_metrics = {**task.set_metrics(), **(metrics or {})}
     batches: list[tuple[Tensor, Tensor]] = []

@@ -1,4 +1,4 @@
-"""Survival in discrete time: one hazard for each interval of the follow-up.
+"""The task of survival in discrete time, with one hazard for each interval of the follow-up.
 
 Source: Singer and Willett, Journal of Educational Statistics 18 (1993). Cox's partial likelihood
 compares each patient with all other patients at risk. Here, by contrast, the loss of a row needs no
@@ -25,10 +25,11 @@ class Hazards(Task):
     """Negative log-likelihood of the discrete-time hazards, with the concordance of the predicted
     risks as a metric.
 
-    Targets are (time, event) [n, 2]: the time of the event, or of the last visit if there was no
-    event (event 0). Output k is the logit of the hazard in interval k, which is the probability of
-    the event given survival to the beginning of this interval. A row that is censored within an
-    interval counts only for the earlier intervals.
+    Targets are (time, event) [n, 2]. With event 1, the time is that of the event; with event 0,
+    there was no event, and the time is that of the last visit. Output k is the logit of the hazard
+    in interval k, which is the probability of the event given survival to the beginning of this
+    interval. A row whose last visit without an event lies within an interval counts only for the
+    earlier intervals.
 
     Args:
         breaks: public ends of the intervals, in increasing order. A time after the last break

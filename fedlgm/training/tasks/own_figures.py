@@ -54,8 +54,8 @@ def own_figures(
         taken: names that other figures already use.
 
     Raises:
-        ConfigError: the function fails, returns something other than finite numbers by name, or
-            uses a name that is taken.
+        ConfigError: the function fails, returns something other than a mapping of names to finite
+            numbers, or uses a name that is taken or reserved.
 
     Example:
         >>> module = nn.Linear(1, 1, bias=False)

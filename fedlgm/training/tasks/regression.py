@@ -56,7 +56,7 @@ class RealTargets(Task):
         """Require outputs of the targets' shape; for targets [n], the shape [n, 1] is also allowed.
 
         Raises:
-            ConfigError: the outputs have another shape, or the task cannot take them.
+            ConfigError: the outputs have another shape, or do not suit the task.
         """
         if outputs.shape != targets.shape and not (
             targets.ndim == 1 and outputs.shape == (len(targets), 1)
@@ -93,11 +93,11 @@ class Regression(RealTargets):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Refuse targets that are names of classes, because they are not numbers; check the shape
-        of the outputs.
+        """Refuse targets that are names of classes, because they are not numbers, and outputs of
+        the wrong shape.
 
         Raises:
-            ConfigError: targets are names of classes, or the outputs have another shape.
+            ConfigError: the targets are names of classes, or the outputs have the wrong shape.
         """
         if data.labels is not None:
             raise ConfigError(

@@ -57,8 +57,8 @@ def over_the_set(
         finite: whether to refuse metrics that are NaN or infinite.
 
     Raises:
-        ConfigError: a function fails or does not return a number, or, with `finite`, returns a
-            number that is not finite.
+        ConfigError: a function fails or does not return one number, or, if `finite` is set, returns
+            NaN or infinity.
 
     Example:
         >>> over_the_set({"largest": lambda outputs, targets: outputs.max()}, [(torch.ones(2, 1), torch.zeros(2))])

@@ -22,8 +22,8 @@ _PROBED = 2  # number of examples with which the shape of a model's outputs is c
 
 
 SUMMED = "; a torch loss returns them with reduction='none'"
-"""End of the message for a task that returns the sum of its losses; it mentions the argument
-`reduction` of PyTorch's losses.
+"""End of the message for a task whose losses are one number. It says how PyTorch's losses return
+one loss per example.
 """
 
 
@@ -84,8 +84,8 @@ class Task(ABC):
         return self.losses(outputs, targets).mean()
 
     def prepare(self, data: DataSet) -> DataSet:
-        """Return the data set with targets of the task's type, or `data` itself if its targets
-        already have this type.
+        """Convert the targets of a data set to the task's type. A data set whose targets already
+        have this type is returned unchanged.
 
         A prepared example must depend only on the original example and on public constants. If it
         depended on a statistic of the training examples, such as their mean, one training example
@@ -258,8 +258,8 @@ class Task(ABC):
         write it to `gradient`.
 
         At every step, new values are written to `outputs` and `targets`, and then the operations
-        are called in order. By default, autograd differentiates the loss; a subclass with a closed
-        form of the gradient avoids the cost of autograd.
+        are called in order. By default, `torch.func` differentiates the loss. A subclass that
+        overrides this method with a formula of the gradient avoids the cost of this.
 
         Args:
             outputs: [n, ...].

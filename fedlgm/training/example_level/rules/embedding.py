@@ -68,8 +68,8 @@ class _KeptRows(Kept):
     """Gradients of the embedding's rows that each example uses, with one gradient for each pair of
     example and row.
 
-    Rows that an example uses several times are summed before the norm is taken. Summing the squares
-    over all positions would give a wrong norm.
+    If an example uses a row several times, the gradients are summed before the norm is computed.
+    Summing the squares over all positions would give a wrong norm.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:

@@ -295,7 +295,8 @@ class GruRule(RecurrentRule):
 
 
 class _Part(LinearRule):
-    """One of the two products in a recurrent layer, treated as a fully connected layer.
+    """One of the two products in a recurrent layer (of the input or of the previous state), treated
+    as a fully connected layer.
 
     Attributes:
         names: names of the product's parameters in the module.

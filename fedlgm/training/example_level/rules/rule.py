@@ -33,7 +33,7 @@ class Use:
             example.
         shared: results of computing the parameters' gradients that are also needed for the gradient
             of the input.
-        common: results that are the same for all uses with the same `dy`.
+        common: results that depend only on `dy`, shared by all uses with the same `dy`.
     """
 
     x: Tensor
@@ -51,7 +51,7 @@ class Use:
 
 
 class Kept(Protocol):
-    """Data of one use of a layer, kept until the factors are known.
+    """Data of one use of a layer, which are kept until the factors are known.
 
     Attributes:
         squares: squared norm of each example's gradient, float64 [n] per parameter.
