@@ -52,4 +52,4 @@ class FedSGD(_OneBatch, SequentialTrainer):
 
 
 class VectorizedFedSGD(_OneBatch, VectorizedTrainer):
-    """`VectorizedTrainer` with one step; see `FedSGD`."""
+    """`VectorizedTrainer` with one step per round on one random batch; see `FedSGD`."""

@@ -77,7 +77,7 @@ def call(module: Callable[..., Tensor] | nn.Module, x: Inputs) -> Tensor:
 
 
 def close(left: Tensor, right: Tensor) -> bool:
-    """Whether two results for the same float32 figures agree up to rounding."""
+    """Whether two float32 results of the same computation agree up to rounding."""
     scale = float(right.nan_to_num(0.0, 0.0, 0.0).abs().max()) if right.numel() else 0.0
     return torch.allclose(
         left, right, rtol=RELATIVE, atol=ABSOLUTE * max(scale, 1e-3), equal_nan=True

@@ -99,7 +99,7 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
         vectorized: see `TrainerKind`.
 
     Raises:
-        ConfigError: the name is taken, or a maker cannot be called.
+        ConfigError: the name is taken, or `sequential` or `vectorized` is not callable.
 
     Example:
         >>> register("fedprox", FedProx, VectorizedFedProx)  # allowed, because it is registered in the same way already

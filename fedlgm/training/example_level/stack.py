@@ -1,10 +1,10 @@
 """Passes over plain stacks of fully connected layers, without autograd and without hooks inside the
 model.
 
-For the small batches of clients, the bookkeeping of autograd and of hooks costs several times as
-much as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the
-results have the same bits. NumPy computes the few float64 numbers of every example, because a call
-of NumPy costs a third of a call of PyTorch.
+For the small batches of clients, the overhead of autograd and of hooks costs several times as much
+as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the results
+have the same bits. NumPy computes the few float64 numbers of every example, because a call of NumPy
+costs a third of a call of PyTorch.
 """
 
 from __future__ import annotations
@@ -162,5 +162,5 @@ class StackPass:
 
 
 def _whole(flatten: Any) -> bool:
-    """Whether the flattening leaves one row per example."""
+    """Whether a flattening layer returns one row per example."""
     return (flatten.start_dim, flatten.end_dim) == (1, -1)

@@ -36,8 +36,8 @@ from fedlgm.training.models.requirements import require_drawing_nothing, require
 from fedlgm.training.tasks.task import ExampleLosses
 
 Batch = tuple[Inputs, Tensor, Tensor]
-"""Inputs [n, ...] and targets [n, ...] of a data set, and the row numbers of one batch of it, int64
-[b].
+"""Inputs [n, ...] and targets [n, ...] of a data set, and the row numbers of one of its batches,
+int64 [b].
 """
 
 
@@ -53,7 +53,8 @@ class ExampleTrainer:
     such an assumption, it repeats the test before some later sums.
 
     Args:
-        module: float32 model that keeps no state between batches. The trainer changes its weights.
+        module: float32 model that keeps no state between batches and draws no random numbers. The
+            trainer changes its weights.
         layers: `mechanism.table(...)` of the module's layers.
         mechanism: a mechanism of unit "example".
         device: device on which the gradients are computed.
@@ -178,8 +179,8 @@ class ExampleTrainer:
     def _load_batches(
         self, batches: Sequence[Batch], models: Sequence[Tensor] | None
     ) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yield the examples of each batch. While the caller uses a batch, the module has the
-        weights that belong to this batch.
+        """Yield the examples of each batch. When a batch is yielded, the module has the weights
+        that belong to this batch.
         """
         for place, (x, y, rows) in enumerate(batches):
             if models is not None:
@@ -341,7 +342,7 @@ def local_steps(
 
     Args:
         trainer: a trainer whose layer table has the plan's layers.
-        settings: optimizer, learning rate and momentum of the steps.
+        settings: optimizer, learning rate, momentum and weight decay of the steps.
         model: the global model [D].
         examples: the clients' examples.
         plan: the round's plan, with `facts.steps`.

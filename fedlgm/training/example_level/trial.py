@@ -52,8 +52,7 @@ extreme value does not make a correct model fail. This number is also one of the
 `_hostile` multiplies rows.
 """
 _MANY, _MANY_BYTES = 512, 4 << 20
-"""Largest number of examples in a batch of a trial, and largest size in bytes of the inputs of such
-a batch.
+"""Limits for a large batch of a trial: the number of examples, and the size of the inputs in bytes.
 """
 _LEAST = 2.0**-30
 """Smallest norm of a gradient that a trial compares. Smaller gradients may be only the rounding
@@ -80,7 +79,7 @@ def try_examples(
         task: task of the model.
         x: inputs of a few examples [n, ...], on the module's device.
         y: targets [n, ...] of these examples.
-        owner: the class on trial; a message names the line of this class.
+        owner: the class that is tested; a message names the line of this class.
 
     Raises:
         ConfigError: the message names the problem.
@@ -195,8 +194,8 @@ def _hostile(factor: float, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose outputs for some rows of a batch differ from its outputs for the same
-    rows alone.
+    """Refuse a model whose outputs for some rows of a batch differ from its outputs for each of
+    these rows alone.
     """
     outputs = inputs.call(module.train(), x)
     for i in (0, 1, len(outputs) // 2, len(outputs) - 1):

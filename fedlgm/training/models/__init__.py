@@ -1,8 +1,8 @@
 """Models by name: models from the papers, two small text models, and users' models.
 
-No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control
-flow. All state can therefore be bounded and noised in the same way, and `torch.func.vmap` over
-stacked parameters gives the same results as a loop over clients.
+No bundled model has BatchNorm, other buffers, in-place activations or data-dependent control flow.
+All of a model's state can therefore be bounded and noised in the same way, and `torch.func.vmap`
+over stacked parameters gives the same results as a loop over clients.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _MODELS: Registry[Callable[..., nn.Module]] = Registry(
     },
 )
 _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
-"""Number of axes of one input. Models without an entry need 3 axes; None accepts any number."""
+"""Number of axes of one input. Models without an entry need 3 axes; None means any number."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
 _FILLED = ("in_shape", "classes")
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, without other packages.
+"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, which need no other package.
 
 Parameters have the same names as in `peft`, `lora_A` and `lora_B`, so layer groupings and the
 export treat the adapters of both packages in the same way. A frozen base is not trained, noised or

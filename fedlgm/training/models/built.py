@@ -1,7 +1,7 @@
 """The state of a model at the time when a trainer was created for it.
 
 A trainer examines its model once and then chooses how to differentiate it. Some trainers never call
-the model itself. A hook or module that is added later would therefore not run, and a later layer
+the model itself. A hook or module that is added later would therefore not run, and an added layer
 that mixes examples would not be found.
 """
 
@@ -46,7 +46,7 @@ class Built:
         self.renew()
 
     def renew(self) -> None:
-        """Accept the model in its present state, after a change by this package."""
+        """Record the model's present state, after this package has changed the model."""
         # References to these objects are kept, so that no other object gets the same id.
         self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())
         self._seen, self._global = _state(self._modules), _has_any_global_hook()

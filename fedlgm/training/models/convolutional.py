@@ -47,8 +47,8 @@ def cifar_cnn(
 ) -> nn.Module:
     """CIFAR-10 network of Tramer and Boneh (ICLR 2021).
 
-    Three times (Conv, Conv, MaxPool 2), 3x3 with pad 1, of 32, 64 and 128 channels, then FC 128 and
-    FC classes: 550,570 parameters for 3x32x32 and 10 classes.
+    Three times (Conv, Conv, MaxPool 2) with 32, 64 and 128 channels, where all convolutions are 3x3
+    with pad 1; then FC 128 and FC classes: 550,570 parameters for 3x32x32 and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -79,7 +79,7 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
     Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
     over the positions, with all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
     classes. The published figures of this network belong to the same layers. The LM-DP-SGD paper
-    calls this network 12-layer Deep-CNN.
+    calls this network "12-layer Deep-CNN".
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -115,7 +115,7 @@ def cnn_small(
 ) -> nn.Module:
     """Stand-in for the unspecified "CNN" of the LaDP-FL paper (Tables I to VII).
 
-    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC
+    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (with partial windows), FC 128, FC
     classes: 94,538 parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
     The paper does not describe the layers, but it reports the norms of the noise of Full DP. This

@@ -1,5 +1,4 @@
-"""Initial weights from a file, such as those of a public model that is then trained with privacy.
-"""
+"""Initial weights from a file, usually those of a public model that private training continues."""
 
 from __future__ import annotations
 
