@@ -268,8 +268,8 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
 
     Args:
         seed: seed of the generators; with None, the generators continue from their present state.
-        device: device of the draws. For a CUDA device, its generator is treated like the CPU's;
-            generators of other devices are left alone.
+        device: device of the draws. The generator of a CUDA device is seeded and restored like the
+            CPU's generator; the generators of other devices are not.
 
     Example:
         >>> with fork_rng(1):

@@ -148,8 +148,8 @@ def vgg16(
 
 
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """Copy a model with GroupNorm in place of every BatchNorm. The copy computes no statistics over
-    examples and has no buffers of BatchNorm.
+    """Copy a model, and replace every BatchNorm in the copy with GroupNorm. The copy computes no
+    statistics over examples and has no buffers of BatchNorm.
 
     The copy keeps the weights and biases of the normalisation but not the running statistics, so a
     trained model needs further training.

@@ -44,8 +44,8 @@ def own_figures(
 ) -> dict[str, float]:
     """Call a user's function for the model after a round, and return the figures that it computes.
 
-    The function gets only the released model. If it uses only public data besides the model, the
-    figures cost no privacy. If it uses sensitive data, no privacy budget covers the figures.
+    The function gets only the released model. If the function uses only public data besides the
+    model, the figures cost no privacy. If it uses sensitive data, no privacy budget covers them.
 
     Args:
         evaluate: the function.
