@@ -1,5 +1,5 @@
-"""A user's trainer, made anew for every client from fresh copies of all objects that a user may
-have defined.
+"""A user's trainer, which is created anew for every client from fresh copies of all objects that
+the user may have defined.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class ClientsApart(Trainer):
     clients.
 
     If the task or the maker cannot be copied, one trainer trains all clients, and `shared_state`
-    says so.
+    reports this.
 
     Args:
-        make: function or class that makes the trainer: (module, layers, settings, *, device, task)
-            -> `Trainer`.
+        make: function or class (module, layers, settings, *, device, task) -> `Trainer`, which
+            creates a trainer.
         module: see `SequentialTrainer`.
-        given: layer table and settings; see `SequentialTrainer`.
+        given: the layer table and the settings; see `SequentialTrainer`.
         device: see `SequentialTrainer`.
         task: see `SequentialTrainer`.
 
@@ -77,7 +77,7 @@ class ClientsApart(Trainer):
             self._shared = self._trainer(self._parts)
             return
         self._watched = Watched(model=module, task=task, trainer=make)
-        self._own_trainer()  # a trainer that refuses the model does so here, before any client
+        self._own_trainer()  # raises the error of a trainer that refuses the model before any client is trained
 
     @override
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Updates]:
@@ -86,7 +86,8 @@ class ClientsApart(Trainer):
             task_copy = replace(
                 task, trained=None if task.trained is None else task.trained.clone()
             )
-            # Otherwise a client's draws would depend on the draws of earlier clients.
+            # Without a seed, a client's random numbers would depend on the draws of earlier
+            # clients.
             with fork_rng(task.order.initial_seed(), self._device):
                 updates = list(trainer.updates(model.clone(), [task_copy]))
             if self._watched is not None:

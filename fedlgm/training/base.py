@@ -1,4 +1,6 @@
-"""Local training of the global model on a client's data, before bounding."""
+"""The interface of trainers, which train the global model on a client's data before the update is
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,22 @@ __all__ = ["ClientTask", "LocalTraining", "Trainer"]
 
 @dataclass(frozen=True)
 class ClientTask:
-    """One client's share of a round.
+    """What a trainer needs to train one client in a round.
 
     Attributes:
-        x: inputs [n, ...] with n >= 1: one array, or a tuple of several arrays.
+        x: inputs [n, ...] with n >= 1: one tensor, or a tuple of several tensors.
         y: targets [n, ...] of the run's task.
-        order: the client's random stream of the round, which shuffles the batches and seeds the
-            model's random numbers.
-        epochs: number of passes; fewer than usual for a straggler.
+        order: the client's random generator for the round, which shuffles the examples and seeds
+            the model's random numbers.
+        epochs: number of passes over the examples; fewer than usual for a straggler.
         trained: 1 for each coordinate that is trained and 0 for each coordinate that keeps the
-            model's value, float32 [D]; None trains all coordinates. It is equal in all tasks of a
-            call. A trainer may ignore it, because the plan drops layers that it does not release.
+            model's value, float32 [D]; None trains all coordinates. The vector is the same in all
+            tasks of a call of `updates`. A trainer may ignore it, because the plan does not release
+            the layers that are not trained.
 
     Example:
         >>> task = ClientTask(torch.zeros(3, 2), torch.zeros(3), torch.Generator().manual_seed(1), epochs=2)
-        >>> task.permutations().sort(dim=1).values.tolist()  # every example once in an epoch
+        >>> task.permutations().sort(dim=1).values.tolist()  # every example occurs once in an epoch
         [[0, 1, 2], [0, 1, 2]]
     """
 
@@ -43,21 +46,21 @@ class ClientTask:
     trained: Tensor | None = None
 
     def permutations(self) -> Tensor:
-        """Order of the examples in every epoch, int64 [epochs, n]."""
+        """Draw the order of the examples in every epoch, int64 [epochs, n]."""
         return torch.stack(
             [torch.randperm(len(self.y), generator=self.order) for _ in range(self.epochs)]
         )
 
     def seed(self) -> int:
-        """Seed of the model's random numbers in training, such as dropout; requested after
-        `permutations`.
+        """Draw the seed of the model's random numbers in training, such as dropout. Call this
+        method after `permutations`.
         """
         return int(torch.randint(2**63 - 1, (), generator=self.order))
 
 
 class Trainer(Protocol):
-    """Computes the updates of clients, either raw or with every unit's share bounded
-    (`BoundedUpdates`).
+    """Computes the updates of clients, either raw or with the contribution of every unit of privacy
+    bounded (`BoundedUpdates`).
 
     Example:
         >>> class Towards:
@@ -74,9 +77,9 @@ class Trainer(Protocol):
         """Yield the updates `local model - model` in the order of the tasks, in blocks of
         consecutive tasks: float32 [b, D], b >= 1.
 
-        Updates lie on the trainer's device. A yielded tensor may be overwritten when the next
+        Updates are on the trainer's device. A yielded tensor may be overwritten when the next
         tensor is requested.
 
         Raises:
-            ConfigError: the trainer cannot train this model or these tasks.
+            ConfigError: the trainer cannot train this model, or cannot train it on these tasks.
         """

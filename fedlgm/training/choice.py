@@ -1,4 +1,4 @@
-"""Choice of the fastest trainer on this machine by measurement."""
+"""Choice of the fastest trainer on this machine, by measurement."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def fastest(
     blocks: float = math.inf,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[str, dict[str, float]]:
-    """Time every trainer on the same clients.
+    """Time every trainer on the same number of clients, and choose the fastest.
 
     Args:
-        trainers: makers of the trainers, by name. The first is preferred unless another is at least
-            a tenth faster. A trainer that refuses the model, as the vectorised trainer may, is
-            skipped.
+        trainers: functions that create the trainers, by name. The first trainer is chosen unless
+            the fastest other trainer needs less than nine tenths of its time. Another trainer whose
+            `updates` refuses the model, as the vectorised trainer's may, is skipped.
         model: the global model [D].
-        tasks: function that makes a new typical block of clients for each timed run.
-        repeats: timed runs of each trainer, in turn, after a warm-up run (which also compiles).
-        blocks: number of future blocks, over which the warm-up time is divided.
+        tasks: function that creates a new typical block of clients for each run.
+        repeats: number of timed runs of each trainer, after a warm-up run in which compilation
+            happens. The trainers take turns.
+        blocks: number of blocks to be trained, among which the additional time of the warm-up run
+            is divided.
         clock: function that returns a time in seconds.
 
     Returns:
-        The winner's name, and the seconds per block of each trainer.
+        The chosen trainer's name, and the seconds per block of each trainer.
     """
     candidates = {name: make() for name, make in trainers.items()}
     preferred = next(iter(candidates))

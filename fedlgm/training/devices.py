@@ -1,4 +1,4 @@
-"""Choosing the device on which a run trains and the generator of the run's noise, and controlling
+"""Choice of the device on which a run trains and of the generator of its noise, and control of
 PyTorch's global settings.
 """
 
@@ -25,18 +25,19 @@ _DRAWING = threading.RLock()
 _ACCELERATORS = ("cuda", "mps", "xpu")
 
 # If a process calls torch.compile or torch.export before its first gradient, PyTorch starts threads
-# for gradients, and forks of the process cannot compute gradients. Computing a gradient here avoids
-# this. On a machine with a GPU, PyTorch starts these threads in any case.
+# for gradients, and forks of the process cannot compute gradients. Computing a gradient here
+# prevents this. On a machine with a GPU, PyTorch starts these threads in any case.
 if not torch.cuda.is_available():
     torch.ones(1, requires_grad=True).backward()
 
 
 @dataclass(frozen=True)
 class Numerics:
-    """Numerical settings that, like the seed and the data, affect the exact bits of a run's result.
+    """Numerical settings of a run. Like the seed and the data, they affect the exact bits of the
+    result.
 
     Attributes:
-        threads: number of PyTorch's threads during training and planning.
+        threads: number of threads that PyTorch uses during training and planning.
         device: device on which updates are computed, bounded, summed and noised.
         noise_backend: generator of the noise; see `fedlgm.noise.release`.
         block_size: number of clients whose bounded updates are summed before this partial sum is
@@ -50,7 +51,7 @@ class Numerics:
 
 
 def available_devices() -> dict[str, str]:
-    """Devices of this machine: a description of each device, by its name for `training.device`."""
+    """Describe the devices of this machine, by the names that `training.device` accepts."""
     devices = {}
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -64,11 +65,12 @@ def available_devices() -> dict[str, str]:
 
 
 def resolve(name: str) -> torch.device:
-    """Return the device that a recipe names. "auto" means the first accelerator found, or the CPU
-    if there is no accelerator.
+    """Return the device that a recipe names. "auto" means the first accelerator that is found, or
+    the CPU if there is none.
 
     Raises:
-        ConfigError: no device of this machine has the name; the message lists the devices found.
+        ConfigError: the name is unknown, or this machine has no such device; the message lists the
+            known or available names.
     """
     here = available_devices()
     if name == "auto":
@@ -87,13 +89,13 @@ def resolve(name: str) -> torch.device:
 
 
 def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
-    """Choose the generator of the noise for sums on `device`.
+    """Choose the generator of the noise that is added to sums on `device`.
 
     "auto" means "cpu" on the CPU, where this generator is three times as fast as "torch"; "triton"
     on a CUDA device if Triton is installed; and "torch" in all other cases.
 
     Raises:
-        ConfigError: the backend is unknown, or does not run on `device`.
+        ConfigError: the backend is unknown or not installed, or does not run on `device`.
     """
     if choice == "auto":
         if device.type == "cpu":
@@ -123,7 +125,7 @@ def resolve_noise(choice: NoiseChoice, device: torch.device) -> NoiseBackend:
 
 
 def reason(device: torch.device) -> str:
-    """The reason for the choice of `resolve_noise("auto", device)`."""
+    """Explain in a few words the choice of `resolve_noise("auto", device)`."""
     if device.type == "cpu":
         return "fastest on a CPU"
     if device.type != "cuda":
@@ -164,8 +166,8 @@ def exact_arithmetic(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def plain_defaults() -> Iterator[None]:
-    """Inside the block, make float32 and the CPU PyTorch's defaults for new tensors, as every run
-    needs, regardless of the defaults that the program has set.
+    """Inside the block, make float32 and the CPU PyTorch's defaults for new tensors, whatever
+    defaults the program has set. Every run needs these defaults.
 
     This function can also be used as a decorator.
 
@@ -216,14 +218,14 @@ def keep_values(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Let only one thread at a time draw from PyTorch's global generators, inside the block.
-    Dropout uses these generators, and all threads share them.
+    """Let only one thread at a time be inside such a block, where it may draw from PyTorch's global
+    generators. All threads share these generators, which dropout uses.
 
-    Runs in several threads therefore give the same results as runs one after another. This function
-    cannot prevent draws by other threads outside such blocks.
+    Runs in several threads therefore give the same results as runs that follow one another. This
+    function cannot prevent draws by other threads outside such blocks.
 
     Example:
-        >>> with drawing(), drawing():  # one thread may enter it again
+        >>> with drawing(), drawing():  # the same thread may enter a second block
         ...     drawn = torch.rand(2)
     """
     with _DRAWING:
@@ -231,8 +233,8 @@ def drawing() -> Iterator[None]:
 
 
 def or_another_thread() -> str:
-    """End of a message about random numbers that are not repeated: draws of another thread as a
-    further possible cause. The text is empty if the program has only one thread.
+    """End of a message about random numbers that cannot be repeated, which names draws by another
+    thread as a possible cause. The text is empty if the program has only one thread.
 
     Example:
         >>> or_another_thread() in ("", "; or another thread of this program draws from PyTorch's global generator")
@@ -262,12 +264,12 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
     """Seed the global generators for draws inside the block (see `drawing`), and restore the
     generators' state afterwards.
 
-    This function does not use `torch.manual_seed`, which also seeds unused devices and records its
-    caller.
+    `torch.manual_seed` is not used, because it also seeds unused devices and records its caller.
 
     Args:
-        seed: seed of the generators; with None, they continue from their present state.
-        device: device whose generator is seeded in addition to the CPU's generator.
+        seed: seed of the generators; with None, the generators continue from their present state.
+        device: device of the draws. The generator of a CUDA device is seeded and restored like the
+            CPU's generator; the generators of other devices are not.
 
     Example:
         >>> with fork_rng(1):
@@ -296,8 +298,8 @@ def fork_rng(seed: int | None, device: torch.device | str = "cpu") -> Iterator[N
 
 
 def _older_switches() -> tuple[str | None, bool | None]:
-    """Read PyTorch's older switches of the precision of matrix products and of convolutions. A
-    value is None if the program has set only the newer switch.
+    """Read PyTorch's older switches for the precision of matrix products and of convolutions. A
+    value is None if PyTorch refuses to read it, because the program has set the newer switch.
     """
     matmul, convolutions = None, None
     with suppress(RuntimeError):
@@ -322,13 +324,13 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Make this process reuse the memory that PyTorch frees, instead of returning it to the
+    """Make this process reuse the memory that PyTorch frees, instead of returning the memory to the
     operating system after every step of training on the CPU.
 
     By default, glibc returns large blocks to the operating system at once, and the operating system
-    clears every page before a process gets it again. In each training step of ResNet-18, about
-    10,000 pages are cleared, which takes a twentieth of the time. With other C libraries, this
-    function changes nothing.
+    clears every page before it gives the page to a process again. In each training step of
+    ResNet-18, about 10,000 pages are cleared, which takes a twentieth of the time. With other C
+    libraries, this function changes nothing.
     """
     _call_glibc("mallopt", _MMAP_THRESHOLD, 64 << 20)
     _call_glibc("mallopt", _TRIM_THRESHOLD, 512 << 20)
@@ -336,7 +338,7 @@ def keep_freed_memory() -> None:
 
 def return_freed_memory() -> None:
     """Return freed memory to the operating system. Call this function before a fork, because
-    otherwise the forked processes would hold this memory, too.
+    otherwise the forked processes would hold this memory too.
     """
     _call_glibc("malloc_trim", 0)
 

@@ -1,5 +1,5 @@
-"""FedProx: a proximal term, which moves every local step towards the global model (Li et al. 2020,
-arXiv 1812.06127, equation 2).
+"""FedProx: local training with a proximal term, which pulls the local model towards the global
+model (Li et al. 2020, arXiv 1812.06127, equation 2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedlgm.training.vectorized import VectorizedTrainer
 
 class _Proximal:
     """Adds the gradient of mu / 2 |w - w_0|^2 to the gradient of the loss, before clipping to
-    `gradient_clip`.
+    `gradient_clip`; w_0 is the global model.
     """
 
     def __init__(self, *arguments: Any, mu: float = 0.01, **options: Any) -> None:
@@ -31,15 +31,16 @@ class _Proximal:
 class FedProx(_Proximal, SequentialTrainer):
     """`SequentialTrainer` with the proximal term.
 
-    The privacy is the same as with plain training, because every update is bounded after training.
+    The privacy guarantee is the same as with plain training, because every update is bounded after
+    training.
 
     Args:
         arguments: see `SequentialTrainer`.
-        mu: factor of the proximal term, at least 0; 0 is plain training.
+        mu: factor of the proximal term, at least 0; with 0, training is plain.
         options: see `SequentialTrainer`.
 
     Raises:
-        ConfigError: `mu` is outside its range.
+        ConfigError: `mu` is negative or not finite.
 
     Example:
         >>> import torch

@@ -1,5 +1,5 @@
-"""FedSGD: one step per round, on one random batch of a client's examples (McMahan et al. 2017,
-arXiv 1602.05629).
+"""FedSGD: each client takes one step per round, on one random batch of its examples (McMahan et al.
+2017, arXiv 1602.05629).
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ class _OneBatch:
     _settings: LocalTraining
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """The updates of the next trainer in the order of inheritance, each on one batch of the
-        client.
-        """
+        """Yield the updates of the other base class, which trains each client on one batch only."""
         trainer: Any = super()
         updates: Iterator[Tensor] = trainer.updates(model, map(self._batch, tasks))
         return updates
@@ -38,9 +36,9 @@ class _OneBatch:
 class FedSGD(_OneBatch, SequentialTrainer):
     """`SequentialTrainer` with one step on one random batch in every round.
 
-    The privacy is the same as with plain training, because every update is bounded after training.
-    With a large `lr` the norm of every update exceeds the bound, so bounding normalises the
-    gradients.
+    The privacy guarantee is the same as with plain training, because every update is bounded after
+    training. With a large `lr`, the norm of every update exceeds the bound, so bounding normalises
+    the update.
 
     Example:
         >>> from fedlgm import LayerTable
@@ -54,4 +52,4 @@ class FedSGD(_OneBatch, SequentialTrainer):
 
 
 class VectorizedFedSGD(_OneBatch, VectorizedTrainer):
-    """`VectorizedTrainer` with one step; see `FedSGD`."""
+    """`VectorizedTrainer` with one step per round on one random batch; see `FedSGD`."""

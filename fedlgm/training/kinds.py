@@ -3,7 +3,7 @@
     kind = kinds.get("fedprox", mu=0.01)
     trainer = kind.sequential(module, layers, settings, device="cpu", task=task)
 
-Training precedes bounding, so the kind of training changes no guarantee.
+Updates are bounded after training, so the kind of training changes no guarantee.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class TrainerKind:
     """The functions that build one kind of trainer.
 
     Attributes:
-        sequential: (module, layers, settings, *, device, task) -> `Trainer`, one client after
-            another; the reference.
-        vectorized: a maker with the additional arguments `width` and `compile`, for many clients at
-            once; None if there is no such trainer.
-        native: a maker with the arguments of `sequential`, for the compiled kernel; None if there
-            is no such trainer.
-        together: how a user's vectorised trainer could mix clients, in words; None for a bundled
-            trainer.
+        sequential: function (module, layers, settings, *, device, task) -> `Trainer`. The trainer
+            trains one client after another, and is the reference for the other trainers.
+        vectorized: function with the additional arguments `width` and `compile`, whose trainer
+            trains many clients at once; None if there is no such trainer.
+        native: function with the arguments of `sequential`, whose trainer uses the compiled kernel;
+            None if there is no such trainer.
+        together: text that explains how a user's vectorised trainer could mix clients; None if
+            there is no such trainer.
 
     Example:
         >>> TrainerKind(SequentialTrainer).vectorized is None
@@ -58,12 +58,14 @@ class TrainerKind:
 
     @property
     def apart(self) -> bool:
-        """Whether `sequential` copies the model for every client, as for a user's trainer."""
+        """Whether `sequential` creates a trainer with a fresh copy of the model for every client,
+        which is so for a user's trainer.
+        """
         return isinstance(self.sequential, partial) and self.sequential.func is ClientsApart
 
 
 PLAIN = TrainerKind(SequentialTrainer, VectorizedTrainer, NativeTrainer)
-"""Plain training: minibatch SGD or Adam with the settings of the section [training]."""
+"""Plain training: minibatch SGD or Adam with the settings of a recipe's section [training]."""
 
 _PASSED = ("device", "task")
 _KINDS: Registry[TrainerKind] = Registry(
@@ -92,15 +94,15 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
     """Register a trainer under a name, for recipes ([trainer]) and `simulate(trainer=name)`.
 
     Args:
-        name: the name in recipes.
+        name: name of the trainer in recipes.
         sequential: see `TrainerKind`.
         vectorized: see `TrainerKind`.
 
     Raises:
-        ConfigError: the name is taken, or a maker cannot be called.
+        ConfigError: the name is taken, or `sequential` or `vectorized` is not callable.
 
     Example:
-        >>> register("fedprox", FedProx, VectorizedFedProx)  # as it is registered already
+        >>> register("fedprox", FedProx, VectorizedFedProx)  # allowed, because it is registered in the same way already
         >>> register("fedprox", SequentialTrainer)
         Traceback (most recent call last):
             ...
@@ -112,8 +114,8 @@ def register(name: str, sequential: MakesTrainer, vectorized: MakesTrainer | Non
 
 
 def options_of(trainer: str) -> tuple[str, ...]:
-    """Option names of a trainer: its maker's parameters after module, layers and settings, except
-    `device` and `task`.
+    """Names of a trainer's options: the parameters of its `sequential` after module, layers and
+    settings, except `device` and `task`.
 
     Raises:
         ConfigError: the trainer is unknown.
@@ -132,12 +134,12 @@ def options_of(trainer: str) -> tuple[str, ...]:
 
 
 def get(trainer: str | MakesTrainer | None = None, **options: Any) -> TrainerKind:
-    """A kind of trainer.
+    """Return a kind of trainer.
 
     Args:
-        trainer: one of `names()`, "package.module:name" of your own factory, or the factory; None
-            is plain training.
-        options: options of the trainer, passed to its makers as keywords.
+        trainer: one of `names()`, "package.module:name" of your own function or class, or this
+            function or class itself; None means plain training.
+        options: options of the trainer, passed as keywords to the functions that create it.
 
     Raises:
         ConfigError: the trainer is unknown or not callable, or does not take an option.
@@ -190,7 +192,9 @@ def _check_maker(trainer: str | MakesTrainer, maker: object) -> None:
 def _bind_options(
     trainer: str | MakesTrainer, maker: MakesTrainer, options: Mapping[str, Any]
 ) -> MakesTrainer:
-    """The maker with its options. The maker must accept the options, and must return a trainer."""
+    """Bind options to the function that creates a trainer. The function must accept the options,
+    and must return a trainer.
+    """
     wrong = misfit(maker, None, None, None, device="cpu", task=None, **options)
     if wrong:
         raise ConfigError(f"trainer {shown_name(trainer)}: {wrong}")

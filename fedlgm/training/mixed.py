@@ -1,4 +1,4 @@
-"""Training in mixed precision: the model computes in bfloat16, but weights and updates stay in
+"""Training in mixed precision. The model computes in bfloat16, but weights and updates stay in
 float32.
 """
 
@@ -18,8 +18,8 @@ class MixedPrecisionTrainer(SequentialTrainer):
     """`SequentialTrainer` with forward and backward passes under bfloat16 autocast. The loss is
     float32.
 
-    bfloat16 has the range of float32, so losses need no scaling. The update is float32 and is
-    bounded like any other, so precision changes no guarantee.
+    bfloat16 has the range of float32, so losses need no scaling. The update is in float32 and is
+    bounded like any other update, so the precision changes no guarantee.
 
     Args:
         module: see `SequentialTrainer`.

@@ -1,6 +1,6 @@
-"""SGD and Adam over one flat vector, with the operations of torch's optimizers.
+"""SGD and Adam over one flat vector, with the same operations as PyTorch's optimizers.
 
-For a small model, torch's objects make the same steps at twice the cost. They also import
+For a small model, PyTorch's optimizers take twice as long for the same steps. They also import
 `torch._dynamo`, which takes two seconds in every process.
 """
 
@@ -16,19 +16,19 @@ from fedlgm.planning.facts import LocalTraining
 
 
 class FlatOptimizer:
-    """Steps as `torch.optim.SGD` or `torch.optim.Adam` would.
+    """Takes the same steps as `torch.optim.SGD` or `torch.optim.Adam`.
 
     Args:
         name: "sgd" or "adam".
-        weights: float32 or float64 of any shape; changed in place by `step`.
+        weights: weights of any shape, float32 or float64, which `step` changes in place.
         lr: learning rate; may be changed between steps.
         momentum: momentum of "sgd".
-        eps: eps of "adam".
-        decay: factor of decoupled weight decay, as of `torch.optim.AdamW`.
+        eps: the eps of "adam", which is added to the denominator.
+        decay: factor of decoupled weight decay, as in `torch.optim.AdamW`.
 
     Attributes:
-        trained: 1 for the coordinates that are trained and 0 for the coordinates that do not
-            change, in the shape of the weights or of one row of the weights; None trains all
+        trained: a tensor with 1 for each coordinate that is trained and 0 for each other
+            coordinate, in the shape of the weights or of one row of the weights; None trains all
             coordinates. Only trained coordinates decay.
     """
 
@@ -61,30 +61,30 @@ class FlatOptimizer:
 
     @classmethod
     def of(cls, settings: LocalTraining, weights: Tensor) -> Self:
-        """A fresh optimizer with a recipe's settings."""
+        """Create a new optimizer with the given settings of local training."""
         decay = settings.weight_decay or 0.0
         return cls(
             settings.optimizer, weights, lr=settings.lr, momentum=settings.momentum, decay=decay
         )
 
     def step(self, gradient: Tensor) -> None:
-        """One step against `gradient`, which has the shape of the weights."""
+        """Take one step against `gradient`, which has the shape of the weights."""
         with torch.no_grad():
             if self._decay:
                 shrink = self.lr * self._decay
                 self._weights.mul_(
                     1 - shrink if self.trained is None else 1 - shrink * self.trained
                 )
-            # An attribute with the chosen method would be a cycle, which keeps the memory of clients
-            # until Python's garbage collector runs.
+            # An attribute with the chosen method would create a reference cycle, which would keep
+            # the memory of clients until Python's garbage collector runs.
             (self._adam if "exp_avg" in self._state else self._sgd)(gradient)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of the tensors for a checkpoint."""
+        """Copy the optimizer's tensors for a checkpoint."""
         return {name: value.clone() for name, value in self._state.items()}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from a checkpoint's `state`."""
+        """Replace the optimizer's tensors with a checkpoint's `state`."""
         self._state = {name: value.clone() for name, value in state.items()}
 
     def _adam(self, gradient: Tensor) -> None:

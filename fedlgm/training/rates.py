@@ -1,4 +1,4 @@
-"""Learning-rate schedules: public factors, one per round or per local step."""
+"""Learning-rate schedules, which give a public factor for each round or each local step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedlgm.extension.loader import users_code
 from fedlgm.extension.registry import Registry
 
 Schedule = Callable[[int, int], float]
-"""(number from 1, count) of rounds or local steps -> factor of the learning rate."""
+"""A function (number, count) -> factor of the learning rate. It gets the number of the round or
+local step, which begins at 1, and the number of all rounds or steps.
+"""
 
 _SCHEDULES: Registry[Schedule] = Registry(
     "schedule",
@@ -25,13 +27,13 @@ _SCHEDULES: Registry[Schedule] = Registry(
 
 
 def factors(schedule: str, count: int, unit: str = "round") -> np.ndarray:
-    """Factor of the learning rate in every round (or local step), [count].
+    """Compute the factor of the learning rate in every round or local step, [count].
 
     Args:
-        schedule: "linear" (from 1 towards 0), "cosine" (half a period), or your own function
-            (round, rounds) -> factor as "package.module:name".
-        count: number of rounds of the run, or of steps of a client's round.
-        unit: "round" or "step", for messages.
+        schedule: "linear" (from 1 towards 0), "cosine" (half a period from 1 towards 0), or
+            "package.module:name" of your own function (round, rounds) -> factor.
+        count: number of rounds in the run, or of a client's steps in a round.
+        unit: "round" or "step", for error messages.
 
     Raises:
         ConfigError: the schedule is unknown, or the function fails or returns a negative, infinite

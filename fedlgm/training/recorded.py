@@ -1,5 +1,5 @@
-"""The gradients of a step as one CUDA graph, so that a GPU gets all kernels of the step in a single
-launch.
+"""Recording of a step's gradients as one CUDA graph, so that all kernels of the step are launched
+on the GPU at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _WARM_UP = (
 
 
 class Recorded:
-    """Calls a function of tensors by replaying the function's kernels. The results have the same
-    bits.
+    """Records the CUDA kernels of a function of tensors, and replays them at every call. The
+    results have the same bits as those of the function.
 
-    The processor takes longer to launch the hundreds of kernels of a small model's step than the
-    GPU takes to run them (docs/results/gpu.md). The graph is for the shapes of the last call; for
-    other shapes, a new graph is recorded.
+    A small model's step launches hundreds of kernels, for which the CPU needs more time than the
+    GPU needs to run them (docs/results/gpu.md). A graph is for one set of shapes and dtypes; if a
+    call has other shapes or dtypes than the last call, a new graph is recorded.
 
     Args:
         function: a function that launches the same kernels whenever its arguments have the same
-            shapes, and that never waits for the device. Its results are tensors, which the next
-            call overwrites.
+            shapes, and that never waits for the device. The next call overwrites the tensors that
+            the last call has returned.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -35,11 +35,11 @@ class Recorded:
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function's results.
+        """Compute the function's results.
 
         Raises:
-            RuntimeError: the function cannot be recorded; `torch.OutOfMemoryError` if there is too
-                little memory for the recording.
+            RuntimeError: the function cannot be recorded. If there is too little memory for the
+                recording, the error is a `torch.OutOfMemoryError`.
         """
         given, structure = tree_flatten(arguments)
         shapes = [(tensor.shape, tensor.dtype) for tensor in given]

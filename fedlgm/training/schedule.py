@@ -1,4 +1,4 @@
-"""The examples that every client of a vectorised batch uses in every step."""
+"""The examples that each client in a batch of clients uses in each step of vectorised training."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from fedlgm.training.inputs import Inputs
 
 
 class Schedule:
-    """Batches of unequal clients, padded to one shape: `rows` clients of `size` examples in every
-    step.
+    """The batches of examples of unequal clients, padded to one shape: `rows` clients with `size`
+    examples each in every step.
 
-    The shape must not depend on the clients in the batch. torch selects its kernels by shape, and
-    rounding that depends on other clients would grow over the steps until one client changes
-    another client's contribution. No clip bound covers this change.
+    The shape must not depend on the clients. PyTorch selects its kernels by shape, so a client's
+    rounding errors would depend on other clients, and would grow over the steps until one client
+    changes another client's contribution. No clip bound would cover this change.
 
     All examples are copied to the device once, without padding, and every step selects its examples
-    there. Nothing waits for the device.
+    there. The steps never wait for the device.
 
     Args:
         tasks: at most `rows` clients.
-        orders: for each client, the order of its examples in every epoch, [epochs, n].
-        rows: number of clients in the padded batch. Rows without a task use the first client's
-            examples, which are masked.
+        orders: order of each client's examples in every epoch, [epochs, n].
+        rows: number of clients in the padded batch. Rows without a task use an example of the first
+            client, which is masked.
         size: number of examples in a step.
         device: device of the steps.
 
     Attributes:
-        steps: number of steps of the client with the most steps.
+        steps: largest number of steps of a client.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Schedule:
         ).tolist()
 
     def batch(self, step: int) -> tuple[Inputs, Tensor, Tensor]:
-        """Inputs and targets [rows, size, ...] and mask [rows, size] of one step."""
+        """Return the inputs and targets [rows, size, ...] and the mask [rows, size] of one step."""
         index = self._index[step]
         return inputs.take(self._x, index), self._y[index], self._mask[step]
 
     def finishing_rows(self, step: int) -> Tensor:
-        """Rows for which this is the last step."""
+        """Return the rows for which this step is the last."""
         return self._order[self._ends[step] : self._ends[step + 1]]
 
 
 def _weight_type(x: Inputs) -> torch.dtype:
-    """Type of the weights of examples: the type of the inputs, or float32 for inputs that are not
-    real numbers.
+    """Choose the dtype of the examples' weights, which is the dtype of the inputs, or float32 if
+    the inputs are not floating-point numbers.
     """
     dtype: torch.dtype = inputs.first(x).dtype
     return dtype if dtype.is_floating_point else torch.float32

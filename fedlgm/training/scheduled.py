@@ -1,4 +1,4 @@
-"""Plain training with a schedule of the learning rate over a client's local steps."""
+"""Plain training with a learning-rate schedule over a client's local steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedlgm.wording import prefix_key
 
 
 class ScheduledTrainer(SequentialTrainer):
-    """`SequentialTrainer` with a learning-rate schedule. The rate in local step t of n is
-    `training.lr` times the schedule's factor.
+    """`SequentialTrainer` with a learning-rate schedule. The learning rate in local step t of n is
+    `training.lr` times the schedule's factor for t and n.
 
-    A client's number of steps depends on its data and is not sent. Its update is bounded like any
-    other, so a schedule changes no guarantee. `federation.server_schedule` scales the server's step
-    over rounds.
+    A client's number of steps depends on its data, and is not sent. The client's update is bounded
+    like any other update, so a schedule changes no guarantee. For a schedule of the server's step
+    over rounds, see `federation.server_schedule`.
 
     Args:
         arguments: see `SequentialTrainer`.
@@ -27,7 +27,7 @@ class ScheduledTrainer(SequentialTrainer):
         options: see `SequentialTrainer`.
 
     Raises:
-        ConfigError: the schedule is unknown.
+        ConfigError: the schedule is unknown, or its function is not valid.
 
     Example:
         >>> import torch

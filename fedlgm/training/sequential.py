@@ -1,4 +1,4 @@
-"""The reference trainer: one client after another."""
+"""The reference trainer, which trains one client after another."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class SequentialTrainer(Trainer):
     """Trains clients one by one, with one model that stays in memory. A user's model and task are
     restored before each client.
 
-    Parameters and gradients are in two flat vectors that the model shares, so setting the model,
-    stepping and taking the difference are single operations for any number of tensors.
+    The model's parameters, and their gradients, are views of two flat vectors. Setting the weights,
+    taking a step and computing the update are therefore single operations for any number of
+    parameters.
 
     Args:
-        module: the model, float32; the trainer changes it.
-        layers: its layer table.
-        settings: local training.
-        device: device of the training; updates stay there.
-        task: task with the loss; None is classification.
+        module: the model in float32; the trainer changes its weights.
+        layers: the model's layer table.
+        settings: settings of local training.
+        device: device on which the clients are trained; updates stay on this device.
+        task: the task, which gives the loss; None means classification.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class SequentialTrainer(Trainer):
         optimizer = self._optimizer(len(orders) * -(-len(y) // settings.batch_size))
         optimizer.trained = trained
         differentiate = (stack or self._autograd).differentiate
-        # Layers of a stack draw no random numbers. Users' objects may draw some, which would
-        # otherwise differ between engines.
+        # Layers of a stack draw no random numbers. A user's task may draw some, which would differ
+        # between a stack and autograd without a seed.
         with (
             nullcontext()
             if stack and self._restored is None
@@ -108,11 +109,11 @@ class SequentialTrainer(Trainer):
             self._restored.check()
 
     def _stack_for(self, x: Inputs) -> Stack | None:
-        """The stack that differentiates the module without autograd; None if no stack supports
-        inputs like `x`.
+        """Return the stack that differentiates the module without autograd; None if there is no
+        stack for inputs like `x`.
 
         Raises:
-            ConfigError: the module was changed after the trainer was made.
+            ConfigError: the module was changed after the trainer was created.
         """
         self._built.check()
         if self._stack is not None and self._stack.takes(x):
@@ -120,7 +121,8 @@ class SequentialTrainer(Trainer):
         if self._unsettled:
             self._unsettled = False
             pooled = pools_maxima(self._module, x)
-            restore(self._restored, self._built)  # by now, a user's model has run on zeros
+            # `pools_maxima` may have run a user's model on zeros.
+            restore(self._restored, self._built)
             if pooled:
                 prefer_channels_last_(self._module)
                 self._built.renew()
@@ -128,27 +130,28 @@ class SequentialTrainer(Trainer):
         return None
 
     def _optimizer(self, steps: int) -> FlatOptimizer:
-        """A fresh optimizer for the `steps` steps of one client."""
+        """Create an optimizer for the `steps` steps of one client."""
         return FlatOptimizer.of(self._settings, self._weights)
 
     def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
         """Change a step's gradient [D] in place, for local objectives other than the loss. By
-        default nothing is changed.
+        default, the gradient is not changed.
 
         Subclasses such as `FedProx` override this method.
 
         Args:
             gradient: gradient of the batch's loss, before `gradient_clip`.
-            weights: the client's weights.
-            model: the global model.
+            weights: the client's current weights [D].
+            model: the global model [D].
         """
 
 
 def restore(restored: Restored | None, built: Built) -> bool:
-    """Restore a user's model and task before the next client. Return whether they may have changed.
+    """Restore a user's model and task before the next client. Return whether the restored objects
+    may have changed.
 
     Raises:
-        ConfigError: the model was changed after its trainer was made.
+        ConfigError: the model was changed after its trainer was created.
     """
     if restored is None:
         return False
@@ -159,12 +162,12 @@ def restore(restored: Restored | None, built: Built) -> bool:
 
 
 class Autograd:
-    """Mean loss of any module, differentiated by autograd.
+    """Computes the gradient of the mean loss of any module, with autograd.
 
     Args:
         module: a module that returns outputs for a batch.
-        gradients: a tensor for the gradient of every trained parameter, by the parameter's name.
-        task: task with the loss.
+        gradients: a tensor for the gradient of each trained parameter, by the parameter's name.
+        task: the task, which gives the loss.
     """
 
     def __init__(self, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> None:
@@ -174,8 +177,8 @@ class Autograd:
         self._gradients = list(gradients.values())
 
     def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
-        ...].
+        """Compute the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
+        ...], and write them to the given tensors.
         """
         loss = self._task.loss(self._outputs(inputs.take(x, rows)), y[rows])
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)

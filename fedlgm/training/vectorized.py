@@ -1,7 +1,7 @@
-"""The vectorised cohort trainer: many clients at once with `torch.func`.
+"""The vectorised trainer, which trains many clients at once with `torch.func`.
 
-In every step, one vmapped backward pass over stacked parameters computes the gradients of all
-clients of a batch. Clients of unequal size are padded and masked.
+In every step, one backward pass under vmap over stacked parameters computes the gradients of all
+clients in a batch. The examples of clients of unequal size are padded and masked.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ Gradients = Callable[[dict[str, Tensor], Inputs, Tensor, Tensor], dict[str, Tens
 class VectorizedTrainer:
     """Trains up to `width` clients at once.
 
-    The result agrees with `SequentialTrainer` up to rounding, with the same batches in the same
-    order and the same optimizer. On a CUDA device the kernels of a step are recorded once and
-    replayed (`fedlgm.training.recorded`). A user's model and task are restored before each batch of
-    clients. Within a batch `vmap` keeps the clients apart, and the number and the shapes of a
-    client's steps do not depend on the other clients.
+    The results agree with `SequentialTrainer` up to rounding, because the batches, their order and
+    the optimizer are the same. On a CUDA device, the kernels of a step's gradients are recorded
+    once and then replayed (`fedlgm.training.recorded`). A user's model and task are restored before
+    each batch of clients. Within a batch, `vmap` keeps the clients separate, and the number and the
+    shapes of a client's steps do not depend on the other clients.
 
     Args:
-        module: the model, float32; only its structure is used.
-        layers: its layer table.
-        settings: local training.
-        width: number of clients trained at once. It is halved permanently if a batch does not fit
-            into memory.
-        compile: whether to compile the step with `torch.compile`. Without a working compiler the
-            step runs uncompiled, with one warning.
-        device: device of the training; updates stay there.
-        task: task with the loss; None is classification.
+        module: the model in float32, of which the structure and the buffers are used; the weights
+            come from the global model.
+        layers: the model's layer table.
+        settings: settings of local training.
+        width: number of clients that are trained at once. It is halved permanently if a batch of
+            clients does not fit into memory.
+        compile: whether to compile the step with `torch.compile`. Without a working compiler, the
+            step runs uncompiled after one notice.
+        device: device on which the clients are trained; updates stay on this device.
+        task: the task, which gives the loss; None means classification.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class VectorizedTrainer:
         losses_of, self._restored = task.losses, Restored.of(module, task)
         self._state, self._built, self._proven = Unchanged(module), Built(module), False
 
-        # Gradients are computed for the parameters, not for the flat vector: the gradient of each
-        # slice of the vector would be as long as the vector.
+        # Gradients are computed with respect to the parameters, not to the flat vector, because the
+        # gradient of each slice of the vector would be as long as the vector.
         def loss(parameters: dict[str, Tensor], x: Inputs, y: Tensor, mask: Tensor) -> Tensor:
             outputs = functional_call(module, parameters, parts(x))
             losses = losses_of(outputs, y)
@@ -85,8 +86,8 @@ class VectorizedTrainer:
         self._fast: Gradients | None = None
         self._compiles, cuda = compile, self._device.type == "cuda"
         if compile:
-            # The compiler must choose kernels by rules and not by measured times, because bits must
-            # not depend on timing.
+            # The compiler must choose kernels by rules and not by measured times, because the bits
+            # of results must not depend on timing.
             options: dict[str, Any] | None = {"deterministic": True} if cuda else None
             self._fast = torch.compile(self._eager, dynamic=False, options=options)
         elif cuda:
@@ -94,15 +95,17 @@ class VectorizedTrainer:
 
     @property
     def width(self) -> int:
-        """Number of clients trained at once."""
+        """Number of clients that are trained at once, after any halving."""
         return self._width
 
     def updates(self, model: Tensor, tasks: Iterable[ClientTask]) -> Iterator[Tensor]:
-        """Updates of the clients, [D] each, in the order of `tasks`."""
+        """Yield the clients' updates in blocks of up to `width` clients, [b, D], in the order of
+        `tasks`.
+        """
         self._built.check()
         waiting = list(tasks)
-        # The order is drawn once, because a batch that is tried again must use the same order of
-        # examples.
+        # The order is drawn only once, because a batch of clients that is tried again must use the
+        # same order of examples.
         orders = [task.permutations() for task in waiting]
         model = model.to(self._device)
         position = 0
@@ -127,9 +130,10 @@ class VectorizedTrainer:
         self._width = half
 
     def _train(self, model: Tensor, batch: list[ClientTask], orders: list[Tensor]) -> Tensor:
-        """Updates [clients, D] of one batch."""
+        """Train one batch of clients, and return their updates [clients, D]."""
         if restore(self._restored, self._built) and isinstance(self._fast, Recorded):
-            self._fast = Recorded(self._eager)  # a recording reads the tensors that the model kept
+            # The old recording reads tensors of the model that `restore` may have replaced.
+            self._fast = Recorded(self._eager)
         schedule = Schedule(batch, orders, self._width, self._settings.batch_size, self._device)
         weights = model.expand(self._width, -1).clone()
         parameters = self._layers.unflatten(weights)
@@ -146,8 +150,8 @@ class VectorizedTrainer:
                 gradient.mul_(trained)
             self._clip_(gradient)
             optimizer.step(gradient)
-            # Finished rows still take steps with the other rows. Their result is the copy that is
-            # made here.
+            # Rows of finished clients still take steps with the other rows, so the finished weights
+            # are copied here.
             done = schedule.finishing_rows(step)
             if len(done):
                 result[done] = weights[done]
@@ -187,7 +191,7 @@ class VectorizedTrainer:
         return gradients
 
     def adjust_(self, gradient: Tensor, weights: Tensor, model: Tensor) -> None:
-        """Change the gradients [width, D] of a step in place; see `SequentialTrainer`."""
+        """Change the gradients [width, D] of a step in place; see `SequentialTrainer.adjust_`."""
 
     def _clip_(self, gradient: Tensor) -> None:
         bound = self._settings.gradient_clip

@@ -1,6 +1,7 @@
 """Example-level privacy: sums of clipped per-example gradients.
 
-Names load when they are first used, because runs that protect clients do not need the engine.
+Each name is imported when it is first used, because runs that protect whole clients do not need
+this package.
 """
 
 import lazy_loader

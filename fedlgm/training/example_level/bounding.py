@@ -1,5 +1,5 @@
-"""A batch's contribution to a step's sum: bounded per-example gradients, and the examples' answers
-to the plan's queries.
+"""A batch's contribution to a step's sum: the sum of the bounded per-example gradients, and the
+sums of the examples' answers to the plan's queries.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fedlgm.training.example_level.scaling import one_by_one
 def bounded_updates(
     batches: Sequence[ClippedSum], scaling: Scaling, plan: ReleasePlan
 ) -> BoundedUpdates:
-    """One row for each batch: the negative sum of the bounded gradients, with the bounded answers
-    to the queries.
+    """Combine the sums of several batches. Each row is the negative sum of a batch's bounded
+    gradients; the bounded answers to the plan's queries are added.
 
     Args:
-        batches: scaled sums and the norms used for scaling. The sign of a single sum is changed in
-            place.
-        scaling: the scaling; a user's scaling comes from `one_by_one`.
-        plan: the plan whose auxiliary queries are answered; each example's answer is clipped to the
-            query's bound.
+        batches: the batches' sums of scaled gradients, with the norms that were used for scaling.
+            If there is only one batch, the sign of its sum is changed in place.
+        scaling: the scaling; a user's scaling must be wrapped by `one_by_one`.
+        plan: the plan, whose auxiliary queries are answered; each example's answer is clipped to
+            the query's bound.
     """
     totals = (
         torch.stack([batch.total for batch in batches])
@@ -44,10 +44,10 @@ def bounded_updates(
 
 
 def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> BoundedUpdates:
-    """The row of `bounded_updates` for given per-example gradients [B, D], for audits and tests
-    without a model.
+    """Scale and sum given per-example gradients [B, D], as `bounded_updates` does for one batch.
+    Audits and tests use this function without a model.
 
-    An example with NaN or Inf counts as zero.
+    An example whose gradient contains NaN or Inf counts as zero.
     """
     scaling = one_by_one(scaling)
     total, norms = scaled_sum(gradients, scaling, plan.layers)
@@ -55,10 +55,10 @@ def bound_gradients(gradients: Tensor, scaling: Scaling, plan: ReleasePlan) -> B
 
 
 def scaled_sum(gradients: Tensor, scaling: Scaling, layers: LayerTable) -> tuple[Tensor, Tensor]:
-    """Scaled sum [D] of given per-example gradients [B, D], and their norms [B, K], both in
-    float64.
+    """Compute the scaled sum [D] of given per-example gradients [B, D], and their norms [B, K]
+    before scaling, both in float64.
 
-    An example with NaN or Inf counts as zero.
+    An example whose gradient contains NaN or Inf counts as zero.
     """
     order = norm_of(scaling).order
     measured = [
@@ -85,8 +85,8 @@ def _bounds(scaling: Scaling, plan: ReleasePlan) -> tuple[float, ...]:
 
 
 def _answers(norms: Sequence[Tensor], plan: ReleasePlan) -> tuple[BoundedAnswer, ...]:
-    """Sums of the examples' answers in float64, with one row for each batch. A batch is given by
-    its norms [B, K].
+    """Sum the examples' bounded answers in float64, with one row for each batch. The answers are
+    computed from the batch's norms [B, K].
 
     An example whose norms are not finite counts as zero.
     """

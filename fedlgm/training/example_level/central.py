@@ -1,4 +1,4 @@
-"""Centralised DP-SGD as a federation of one: plan, bound, charge, release and step.
+"""Centralised DP-SGD, which treats one machine as a federation with a single member.
 
 >>> import tempfile, torch
 >>> from fedlgm import RunFacts, Sampling, mechanisms
@@ -45,15 +45,15 @@ from fedlgm.training.tasks.task import ExampleLosses
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of a run.
+    """Result of `train`.
 
     Attributes:
-        model: the final weights in the order of the layer table, [D].
-        epsilon: the ledger's proven epsilon at the facts' delta, including earlier charges.
-        guarantee: guarantee for which that epsilon holds.
-        steps: number of releases.
-        noise_reproducible: whether the noise came from a public seed, with which it can be drawn
-            again.
+        model: the final weights [D], in the order of the layer table.
+        epsilon: the epsilon that the ledger proves at the facts' delta, including earlier charges.
+        guarantee: guarantee to which this epsilon belongs.
+        steps: number of steps; each step is one release.
+        noise_reproducible: whether the noise came from a public seed, with which anyone can draw
+            the noise again.
     """
 
     model: Tensor
@@ -86,45 +86,47 @@ def train(
     progress: Callable[[int], None] | None = None,
     continue_ledger: bool = False,
 ) -> Trained:
-    """Train a model by DP-SGD: example-level privacy on one machine. The weights of `module` are
-    changed in place.
+    """Train a model by DP-SGD, with example-level privacy, on one machine. The weights of `module`
+    are changed in place.
 
     Each step draws a Poisson batch at the sampling rate q of the facts and sums the bounded
-    gradients of its examples. It charges the ledger, adds the plan's noise, divides by the public q
-    N and moves the weights against the result. A step with an empty batch releases only noise. The
-    neighbouring relation is taken from the facts; usually it is adding or removing one example. The
-    returned epsilon covers all charges on the ledger.
+    gradients of the batch's examples. The step then charges the ledger, adds the plan's noise to
+    the sum, divides by the public number q N, and takes an optimizer step against the result. A
+    step with an empty batch releases only noise. The facts determine the neighbouring relation,
+    which usually is adding or removing one example. The returned epsilon covers all charges to the
+    ledger.
 
-    The example of `fedlgm.training.example_level.central` runs three steps.
+    For an example of three steps, see the docstring of `fedlgm.training.example_level.central`.
 
     Args:
         module: float32 model without state between batches.
         x: inputs [N, ...].
         y: targets [N, ...].
-        method: the mechanism on the module's layers, with facts whose population is N and whose
-            rounds are the steps.
-        keys: source of batches and noise; None draws a secret ring from the operating system. With
-            a seeded ring the noise is reproducible, and the run is only a simulation.
+        method: the mechanism for the module's layers, with facts whose population is N and whose
+            number of rounds is the number of steps.
+        keys: key ring from which batches and noise are drawn; with None, a secret ring is created
+            from the operating system's randomness. With a seeded ring, the noise is reproducible,
+            so the run is only a simulation.
         ledger: ledger that is charged before every release.
         lr: learning rate.
-        optimizer: step on the released gradient; "adam" with `weight_decay` is AdamW. No optimizer
-            changes epsilon, because it sees released values only.
+        optimizer: optimizer that uses the released gradients; "adam" with `weight_decay` is AdamW.
+            The choice does not change epsilon, because the optimizer uses only released values.
         momentum: momentum of "sgd".
         weight_decay: factor of decoupled weight decay.
         schedule: "linear", "cosine", or "package.module:name" of a function (step, steps) ->
             factor of the learning rate; see `fedlgm.training.rates.factors`.
-        task: task that gives the losses per example; None is classification.
+        task: task that computes the loss of each example; None means classification.
         exact_sums: see `ExampleGradients`.
-        progress: called with the number of every finished step.
-        continue_ledger: whether the ledger may hold steps of earlier trainings. The costs of all
+        progress: function that is called with the step's number after every step.
+        continue_ledger: whether the ledger may contain steps of earlier trainings; the costs of all
             trainings then add up.
 
     Raises:
-        LedgerError: another training is charging the ledger; or the ledger holds steps of an
+        LedgerError: another training is charging the ledger; or the ledger contains steps of an
             earlier training, and `continue_ledger` is not set.
-        ConfigError: the mechanism bounds clients; the facts do not have Poisson sampling and
-            central trust; the population is not the number of examples; or the module has no
-            per-example gradients.
+        ConfigError: the mechanism bounds clients; the facts lack Poisson sampling, central trust or
+            delta, or include local steps; the population is not the number of examples; or the
+            module has no per-example gradients.
     """
     mechanism = method.mechanism
     trainer = ExampleTrainer(module, method.layers, mechanism, task=task, exact_sums=exact_sums)
@@ -141,8 +143,8 @@ def train(
             f"the facts count {facts.sampling.population} examples, but the data have {len(y)}"
         )
     keys = KeyRing.from_seed(None) if keys is None else keys
-    # The draws also depend on the ledger, because sampling amplifies trainings on two ledgers only
-    # if their draws differ.
+    # The draws also depend on the ledger, because sampling amplifies the privacy of trainings on
+    # two ledgers only if their draws are independent.
     batches = batch_keys(keys, digest_of(x, y) + ledger.identity().encode())
     if facts.delta is None:
         raise ConfigError(
@@ -161,8 +163,8 @@ def train(
             plan = method.plan(transcript)
             drawn = batches
             if keys.secret:
-                # A step at different weights or by a different plan is a different release.
-                # Sampling amplifies it only with a separate draw.
+                # A step at different weights or by a different plan is a different release, whose
+                # privacy is amplified only if its batch is drawn independently.
                 weights = trainer.weights.detach().cpu().numpy().view(np.uint8).data
                 drawn = batches.derive(weights, plan.to_json().encode())
             rows = poisson_rows(drawn, len(y), facts.sampling.rate, step, 0)
@@ -171,14 +173,14 @@ def train(
                 plan = method.plan_from_private_norms(trainer.figures(x, y, rows))
             total = BoundedSum.empty(plan)
             total.add(trainer.sum(x, y, rows, plan))
-            # The name of the noise depends on what the step releases, even if a public seed gives
-            # every training the same noise. A different training on the same ledger is therefore
-            # charged, but a repetition of the same training is not.
+            # The name of the noise depends on what the step releases, even if a public seed makes
+            # the noise of every training the same. A different training on the same ledger is
+            # therefore charged, but a repetition of the same training is not.
             key = Noising.of(total.total, plan, KeyRing(keys.root, secret=True), step).name
             event = plan.event
             if keys.secret:
-                # A training with a different loss draws the same first batch, but a batch amplifies
-                # only one release.
+                # A training with a different loss draws the same first batch, but the sampling of a
+                # batch amplifies the privacy of only one release.
                 key += (batch := f" of batch {fingerprint(drawn, step)}")
                 if key != next(
                     (entry for entry in ledger.keys_of(step) if entry.endswith(batch)), key

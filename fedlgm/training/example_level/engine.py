@@ -1,4 +1,4 @@
-"""Summing clipped per-example gradients at about the cost of an ordinary backward pass."""
+"""Sums of clipped per-example gradients, at about the cost of an ordinary backward pass."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from fedlgm.training.tasks.task import ExampleLosses
 
 ACTIVATION_BYTES = 8 << 20
 """Target for the size in bytes of the largest activation of a micro-batch. For larger tensors, the
-operating system maps new memory at every allocation.
+operating system maps new memory at every allocation, which is slow.
 """
 PASS_BYTES = 320 << 20
-"""Target for the total size in bytes of the inputs and outputs of all layers in a micro-batch. If
-gradients cannot be added up during the backward pass, the target is half of this value.
+"""Target for the total size in bytes of the inputs and outputs of all layers in a micro-batch. The
+target is half of this value if gradients can be scaled and summed only after the backward pass.
 """
 STORED_BYTES = 128 << 20
 """Limit for the size in bytes of a micro-batch's per-example gradients that are in memory at the
@@ -57,16 +57,17 @@ _BOTH, _EACH = slice(2), (slice(1), slice(1, 2))
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """The clipped sum of one batch, with the norms of its terms.
+    """The clipped sum of one batch, with the norms of the gradients before clipping.
 
     Attributes:
-        total: sum of the examples' scaled gradients, [D] in the order of the layer table; float64
-            with `exact_sums`.
-        norms: norm of each example's gradient in each layer before scaling, float64 [B, K]: the l2
-            norm, or the norm that the scaling bounds. NaN or Inf where the gradient is not finite.
-            PRIVATE: no noise protects these norms, so use them only for internal diagnostics.
-        discarded: number of examples that counted as zero because a gradient was not finite.
-            PRIVATE: no noise protects this number.
+        total: sum of the examples' scaled gradients [D], in the order of the layer table, and in
+            float64 with `exact_sums`.
+        norms: norm of each example's gradient in each layer before scaling, float64 [B, K]. It is
+            the norm that the scaling bounds, which is the l2 norm by default. NaN or Inf where the
+            gradient is not finite. SENSITIVE: no noise protects these norms, so use them only for
+            internal diagnostics.
+        discarded: number of examples with a gradient that is not finite; such a gradient counts as
+            zero. SENSITIVE: no noise protects this number.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -111,29 +112,30 @@ class ExampleGradients:
     """Computes, clips and sums the per-example gradients of a module, without storing the gradients
     of all examples.
 
-    For Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, LSTM and GRU (batch first, in one
-    direction), clipping and summing are fused into the backward pass. If layers share a parameter,
-    an example's gradient of this parameter is the sum over these layers. For every other module
-    with parameters, `torch.func` computes per-example gradients, which is slower; a notice reports
-    this once.
+    For Linear, Conv1d, Conv2d, Embedding, LayerNorm, GroupNorm, and LSTM and GRU (batch first, in
+    one direction), clipping and summing are fused into the backward pass. If layers share a
+    parameter, an example's gradient with respect to this parameter is the sum over these layers.
+    For every other module with parameters, `torch.func` computes per-example gradients, which is
+    slower; the constructor gives a notice if there are such modules.
 
     Args:
-        module: any module whose inputs and outputs have the example as first dimension and whose
-            examples do not influence each other.
+        module: any module whose inputs and outputs have the example as first dimension, and in
+            which examples do not influence each other.
         layers: the module's layer table, with any grouping of parameters into layers.
         task: the task, which gives the loss of each example; None means classification.
-        micro_batch: maximum number of examples per pass. With None, the number is chosen by the
-            size of the activations. The choice affects results only by rounding.
+        micro_batch: maximum number of examples per pass. With None, the number is chosen from the
+            sizes of the activations and of the stored gradients. The choice affects results only by
+            rounding.
         exact_sums: whether to sum the gradients in float64, which takes longer. The difference
             between two sums of n examples that differ in one example then exceeds this example's
-            contribution by at most n^2 2^-52 times the bound; for sums in float32, by up to n^2
-            2^-23 times the bound. The gradients themselves are computed in the precision of the
-            parameters.
+            contribution by at most n^2 2^-52 times the bound. For sums in float32, the excess is up
+            to n^2 2^-23 times the bound. The gradients themselves are computed in the precision of
+            the parameters.
 
     Raises:
-        ConfigError: the module's examples influence each other, as in BatchNorm in training mode;
-            the module lacks parameters of the layer table; its parameters have several dtypes or a
-            lower precision than float32; or `micro_batch` is below 1.
+        ConfigError: examples influence each other, as in BatchNorm in training mode; gradients have
+            hooks; the module lacks parameters of the layer table; its parameters have several
+            dtypes or a lower precision than float32; or `micro_batch` is below 1.
 
     Example:
         >>> from fedlgm.training.example_level.scaling import of_style
@@ -196,18 +198,19 @@ class ExampleGradients:
         self._pools: list[Any] = [child for child in module.modules() if suits(child)]
         self._find(module, "")
         self._generic = [site for site in self._sites if isinstance(site, GenericSite)]
-        # A method of this object would be a cycle through the separation, which keeps the model's
-        # memory until Python's garbage collector runs.
+        # A method of this object would create a reference cycle through `_separation`. The cycle
+        # would keep the model in memory until Python's garbage collector runs.
         self._replace_forward = partial(_replace_forward, self._sites, self._pools, self._restored)
         self._announce()
         self._stack = StackPass.of(module, self._sites, self._task)
 
     def condition(self, x: Any) -> str:
-        """Assumptions about the module and the task under which a guarantee holds; empty if rows
-        and steps cannot influence each other by construction.
+        """Assumptions about the module and the task under which a guarantee holds; empty if, by
+        construction, neither rows nor steps can influence each other.
 
         Args:
-            x: inputs of at least one example [n, ...], as for `sum`; their values do not matter.
+            x: inputs of at least one example [n, ...], in the same form as for `sum`; their values
+                do not matter.
         """
         return "; ".join(filter(None, (self._separate(parts(x)).condition, self._rule, self._kept)))
 
@@ -225,7 +228,7 @@ class ExampleGradients:
             x: inputs [B, ...] (a tensor, or a tuple of tensors for a module with several inputs); B
                 may be 0.
             y: targets [B, ...].
-            scaling: rule that gives the factors of the layers' gradients.
+            scaling: rule that computes the factors by which the gradients are multiplied.
 
         Returns:
             The sum, the norms and the number of examples that counted as zero.
@@ -233,7 +236,7 @@ class ExampleGradients:
         Raises:
             ConfigError: examples influence each other, a parameter is used outside the module that
                 owns it, the numbers of targets and inputs differ, or the module was changed after
-                this object was made.
+                this object was created.
         """
         self._built.check()
         scaling = one_by_one(scaling)
@@ -275,12 +278,12 @@ class ExampleGradients:
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
         """Compute the clipped sums of several batches, one after another. Each sum uses the weights
-        that the module has after `batches` has yielded the batch.
+        that the module has when `batches` yields the batch.
         """
         return [self.sum(x, y, scaling) for x, y in batches]
 
     def _find(self, module: nn.Module, name: str) -> None:
-        """Collect the outermost modules that have parameters of their own. A module with a rule
+        """Collect the outermost modules that directly own trained parameters. A module with a rule
         becomes a `Site`, and any other module a `GenericSite`.
         """
         parameters = [
@@ -351,8 +354,8 @@ class ExampleGradients:
         return self._separation
 
     def _choose(self, inputs: tuple[Tensor, ...], per_layer: bool, fused: bool) -> int:
-        """Choose the size of micro-batches from the largest activation, the total size of the
-        activations and the stored gradients of one example.
+        """Choose the number of examples in a micro-batch from the largest activation, the total
+        size of the activations and the size of the stored gradients of one example.
         """
         shapes = (per_layer, fused, *(value.shape[1:] for value in inputs))
         if getattr(self, "_chosen", (None, 0))[0] != shapes:
@@ -377,7 +380,7 @@ class ExampleGradients:
         return self._chosen[1]
 
     def _probe(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse modules whose first dimension is not the example, or whose examples influence each
+        """Refuse a module if a first dimension is not the example, or if examples influence each
         other.
         """
         if self._probed or len(inputs[0]) < 2 or isinstance(self._separate(inputs), MappedRows):
@@ -401,8 +404,8 @@ class ExampleGradients:
         self._probed = True
 
     def _require_own_gradients(self, inputs: tuple[Tensor, ...], y: Tensor) -> None:
-        """Refuse a model that treats the rows of an input shared by all examples differently, for
-        example by using only the first row.
+        """Refuse a model if an input is shared by all examples, but the model treats its rows
+        differently, for example by using only the first row.
 
         In the forward pass, all rows of such an input contain the same numbers, but in the backward
         pass each row carries the gradient of a different example.
@@ -420,8 +423,8 @@ class ExampleGradients:
             )
 
     def _norms(self, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
-        """Norms of the examples' gradients in each layer [n, K]; the sum of the gradients is
-        discarded.
+        """Compute the norm of each example's gradient in each layer [n, K], and discard the sum of
+        the gradients.
         """
         device = next(iter(self._parameters.values())).device
         squares = torch.zeros(len(y), len(self._layers), dtype=torch.float64, device=device)
@@ -430,8 +433,8 @@ class ExampleGradients:
         return squares.sqrt()
 
     def _observe(self, inputs: tuple[Tensor, ...]) -> list[tuple[str, Tensor]]:
-        """Observe the forward pass of one batch: the inputs of the sites in the order of their
-        calls, and the output of the module.
+        """Run the forward pass of one batch. Return the names and first inputs of the sites in the
+        order of their calls, and then the outputs of the module.
         """
         seen: list[tuple[str, Tensor]] = []
 
@@ -467,8 +470,8 @@ def _replace_forward(
     call: Callable[..., Any],
     with_pools: bool = True,
 ) -> Iterator[None]:
-    """Inside the block, replace the forward pass of each site by `call(site, *arguments)` and, if
-    `with_pools`, the forward pass of each pooling layer by `max_pool`.
+    """Inside the block, replace the forward pass of each site with `call(site, *arguments)` and, if
+    `with_pools` is set, the forward pass of each pooling layer with `max_pool`.
     """
     replaced = {site.module: _bind(call, site) for site in sites}
     replaced |= {pool: partial(max_pool, pool) for pool in pools if with_pools}
@@ -493,8 +496,9 @@ def _bind(call: Callable[..., Any], site: Any) -> Callable[..., Any]:
 def _observer(
     sizes: list[int], look: Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 ) -> Callable[..., Any]:
-    """Make a forward pass for `_replace_forward` that computes the usual output and appends to
-    `sizes` the number of elements per example of each input and output.
+    """Make a function that `_replace_forward` uses as the forward pass. It computes the usual
+    output, calls `look`, and appends to `sizes` the number of values per example of each input and
+    output.
     """
 
     def call(site: Any, *arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Per-example gradients of any module, under `torch.func.vmap` with a separate copy of the
+"""Per-example gradients of any module, computed under `torch.func.vmap` with one row of expanded
 parameters for every example.
 """
 
@@ -20,20 +20,21 @@ from fedlgm.training.example_level.rules import refuse_packed
 
 
 class GenericSite:
-    """A module without a rule, including all modules inside it.
+    """A module that has no rule, together with all modules inside it.
 
-    The parameters are expanded to [n, ...] leaves of the graph, so that autograd computes a
-    gradient per example. A module that `torch.func.vmap` does not support, such as a recurrent
-    module, is called example by example.
+    The parameters are expanded to tensors [n, ...] that are leaves of autograd's graph, so that
+    autograd computes one gradient per example. A module that `torch.func.vmap` does not support,
+    such as a recurrent module, is called example by example.
 
     Args:
-        module: maps tensors whose first dimension is the example to tensors in which any dimension
-            may be the example.
+        module: a module whose inputs have the example as their first dimension; in its outputs, any
+            dimension may be the example.
         name: name of the module.
-        places: ranges of the trained parameters in the flat vector, by the parameters' identity.
+        places: positions of the trained parameters in the flat vector, by the `id` of the
+            parameter.
 
     Attributes:
-        of_row: the parameters of one row, while `call_row` runs under vmap.
+        of_row: the parameters for one row, while `call_row` runs under vmap.
     """
 
     of_row: Mapping[str, Tensor]
@@ -50,21 +51,21 @@ class GenericSite:
         self._batched: list[bool] | None = None
 
     def leaves(self) -> list[Tensor]:
-        """The expanded parameters of the forward pass; empty before a forward pass."""
+        """The expanded parameters of the current forward pass; empty before the pass."""
         return list(self._leaves.values())
 
     def clear(self) -> None:
-        """Forget the forward pass."""
+        """Drop the expanded parameters of the forward pass."""
         self._leaves = {}
 
     def observe(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Determine the arguments that have an example dimension, from a call with a distinctive
-        number of examples.
+        """Determine which arguments have an example dimension. An argument has one if its length is
+        the number of examples in this call.
         """
         self._batched = self._of_examples(examples, pytree.tree_leaves((arguments, named)))
 
     def expand(self, examples: int) -> dict[str, Tensor]:
-        """Make new leaves of the graph [n, ...], with one row of parameters for each example."""
+        """Create new expanded parameters [n, ...], with one row for each example."""
         self._leaves = {
             key: value.detach().expand(examples, *value.shape).requires_grad_()
             for key, value in self._own.items()
@@ -72,8 +73,8 @@ class GenericSite:
         return self._leaves
 
     def call_row(self, row: Tensor, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Forward pass for one row under vmap, with the parameters `of_row`; `row` is any tensor of
-        the row.
+        """Compute the forward pass for one row under vmap, with the parameters `of_row`. `row` may
+        be any tensor of the row.
         """
         if not self._looped:
             try:
@@ -104,8 +105,8 @@ class GenericSite:
         return pytree.tree_unflatten(list(outputs), structure[0])
 
     def call(self, examples: int, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Forward pass that autograd records, for arguments whose first dimension is the
-        example.
+        """Compute the forward pass, recorded by autograd, for arguments whose first dimension is
+        the example.
 
         Raises:
             ConfigError: an argument is a packed sequence, which joins the rows of a batch.
@@ -187,8 +188,8 @@ class GenericSite:
     def _find_axes(
         self, run: Callable[..., list[Any]], values: Sequence[Any], batched: Sequence[bool]
     ) -> Sequence[int]:
-        """The examples' dimension in each output: the dimension that grows with the number of
-        examples.
+        """Find the examples' dimension in each output, which is the dimension that grows with the
+        number of examples.
         """
         if self._axes is None:
             shapes = []
@@ -226,7 +227,7 @@ class GenericSite:
         named_parameters = {f"module.{key}": value for key, value in parameters.items()}
         patched = vars(self.module).pop("forward", None)
         try:
-            with restored_around(self._restored):  # a loop calls it row by row
+            with restored_around(self._restored):  # because a loop may call the module row by row
                 return torch.func.functional_call(
                     self._direct, named_parameters, tuple(arguments), named
                 )
@@ -236,7 +237,8 @@ class GenericSite:
 
 
 class _Direct(nn.Module):
-    """A module's own `forward` without its hooks. The hooks run around the call that leads here.
+    """A wrapper that calls a module's `forward` without the module's hooks, because the surrounding
+    call of the module already runs the hooks.
 
     Args:
         module: the module; its `forward` may be the method of the class or a replacement.
@@ -248,5 +250,7 @@ class _Direct(nn.Module):
         self._forward = module.forward
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The module's outputs. Unlike in `nn.Module.__call__`, no global hooks run."""
+        """Compute the module's outputs. Unlike `nn.Module.__call__`, this method runs no global
+        hooks.
+        """
         return self._forward(*arguments, **named)

@@ -1,5 +1,5 @@
-"""Sums of clipped per-example gradients by the compiled kernel, for plain stacks of layers on the
-CPU.
+"""Sums of clipped per-example gradients, computed by the compiled kernel, for plain stacks of
+layers on the CPU.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from fedlgm.training.native.program import Program
 from fedlgm.training.native.trainer import one_array, require_cpu, targets
 
 BLOCK_BYTES = 4 << 20
-"""Size of the gradients that are kept at a time. They should stay in the processor's cache."""
+"""Target for the size in bytes of the per-example gradients of a block, which should fit into the
+processor's cache.
+"""
 BLOCK = 64
 """Largest number of examples in a block."""
 
 
 class NativeExampleGradients:
-    """`ExampleGradients` with the compiled kernel. The results agree up to rounding.
+    """Computes the same sums as `ExampleGradients`, up to rounding, with the compiled kernel.
 
     The kernel measures, scales and adds the gradients of a block of examples at a time. Norms and
     sums are in float64. The sum has the same bits for every block size.
 
     Args:
         module: the model, in float32. It must be a sequence of the layers that `Program.of` lists.
-        layers: the model's layer table, with any grouping.
+        layers: the model's layer table, with any grouping of parameters into layers.
         task: classification, regression with squared loss, or binary labels.
-        weights: the module's parameters in the order of the table, [D]. They are read again for
-            every sum.
+        weights: the module's parameters in the order of the table, [D]. The vector is read again
+            for every sum.
 
     Raises:
-        ConfigError: the device is not the CPU, or the machine has no kernel; at the first sum, the
-            kernel does not support the model or task.
+        ConfigError: the device is not the CPU, or the machine has no kernel. If the kernel does not
+            support the model or task, the first sum raises the error.
 
     Example:
         >>> from fedlgm import tasks
@@ -67,18 +69,18 @@ class NativeExampleGradients:
         self._known: tuple[tuple[int, ...], Program, call.Examples, int] | None = None
 
     def sum(self, x: Any, y: Any, scaling: Scaling) -> ClippedSum:
-        """The clipped sum of one batch."""
+        """Compute the clipped sum of one batch."""
         return self.sums([(x, y)], scaling)[0]
 
     def sums(self, batches: Iterable[tuple[Any, Any]], scaling: Scaling) -> list[ClippedSum]:
-        """The clipped sums of several batches, one after another."""
+        """Compute the clipped sums of several batches, one after another."""
         self._built.check()  # only once, because it takes as long as some of the sums
         scaling = one_by_one(scaling)
         order = norm_of(scaling).order
         return [self._sum(x, y, scaling, order) for x, y in batches]
 
     def condition(self, x: Any) -> str:
-        """An empty condition, because the kernel's layers treat rows independently (see
+        """Return an empty condition, because the kernel's layers treat rows independently (see
         `ExampleGradients.condition`).
         """
         return ""
@@ -107,8 +109,8 @@ class NativeExampleGradients:
         return ClippedSum(examples.unpack(sums, program.parameters), norms, discarded)
 
     def _program(self, shape: tuple[int, ...]) -> tuple[Program, call.Examples, int]:
-        """For inputs of one shape: the program, the kernel's memory, and the number of examples in
-        a block.
+        """Return the program, the kernel's memory and the largest number of examples in a block,
+        for inputs of one shape.
         """
         if self._known is None or self._known[0] != shape:
             program = Program.of(self._module, self._layers, shape, self._task)
@@ -128,8 +130,8 @@ class NativeExampleGradients:
 
 
 def _factors(scaling: Scaling, norms: Tensor) -> tuple[Tensor, int]:
-    """Factors of the norms [n, K], zero for an example with a norm that is not finite, and the
-    number of such examples.
+    """Compute the factors from the norms [n, K]. The factors are zero for an example with a norm
+    that is not finite; the number of such examples is also returned.
     """
     counted = norms.isfinite().all(dim=1, keepdim=True)
     return torch.where(counted, scaling.factors(torch.where(counted, norms, 0.0)), 0.0), int(

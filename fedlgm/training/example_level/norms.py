@@ -1,7 +1,7 @@
-"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, l1 for Laplace noise.
+"""Norms in which examples' gradients are bounded: l2 for Gaussian noise, and l1 for Laplace noise.
 
-A norm adds up amounts over the parameters of a layer (squares for l2), and computes the layer's
-norm from the sum.
+A layer's norm is computed from the sum of amounts over the layer's parameters; the amounts are
+squares for l2 and absolute values for l1.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class L2:
     """The Euclidean norm.
 
     Attributes:
-        order: 1 or 2.
-        fused: whether the layers' rules compute the amounts of this norm without forming every
-            example's gradient.
+        order: order of the norm, 1 or 2.
+        fused: whether the layers' rules can compute the amounts without forming every example's
+            gradient.
 
     Example:
         >>> L2().of(L2().amounts(torch.tensor([[3.0, -4.0]]))).tolist()
@@ -31,11 +31,11 @@ class L2:
     order, fused = 2, True
 
     def amounts(self, gradients: Tensor) -> Tensor:
-        """Amount of each row of [n, size], float64 [n]."""
+        """Compute the amount of each row of gradients [n, size], float64 [n]."""
         return row_squares(gradients)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """Norms that follow from sums of amounts."""
+        """Compute norms from sums of amounts."""
         return amounts.sqrt()
 
 
@@ -50,11 +50,11 @@ class L1:
     order, fused = 1, False
 
     def amounts(self, gradients: Tensor) -> Tensor:
-        """Amount of each row of [n, size], float64 [n]."""
+        """Compute the amount of each row of gradients [n, size], float64 [n]."""
         return gradients.abs().sum(dim=1, dtype=torch.float64)
 
     def of(self, amounts: Tensor) -> Tensor:
-        """Norms that follow from sums of amounts."""
+        """Compute norms from sums of amounts."""
         return amounts
 
 
@@ -64,8 +64,8 @@ _OF_ORDER: dict[int, Norm] = {1: L1(), 2: L2()}
 
 
 def norm_of(scaling: Any) -> Norm:
-    """The norm that a scaling bounds: its attribute `norm`, or l2. For a user's class only the
-    order of the norm counts.
+    """Return the norm that a scaling bounds: the scaling's attribute `norm`, or l2 if it has none.
+    A user's norm is replaced by the bundled norm of the same order.
     """
     norm: Norm | None = getattr(scaling, "norm", None)
     if norm is None:

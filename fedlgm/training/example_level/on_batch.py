@@ -1,4 +1,6 @@
-"""Library code for the whole batch, called by user code that `torch.func.vmap` runs for one row."""
+"""Calls of library code for a whole batch, made by user code that `torch.func.vmap` runs for one
+row.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from torch import Tensor
 
 
 def call_on_batch(function: Callable[..., Any], row: Tensor, *values: Tensor) -> Any:
-    """One row's part of a function of the whole batch, differentiable.
+    """Call a function once for the whole batch, and return this row's part of the result. The call
+    is differentiable.
 
     Args:
-        function: called once for the batch, with each value as a tensor [n, ...]. It returns a
+        function: function that is called with each of `values` as a tensor [n, ...]. It returns a
             tensor [n, ...], or a tuple of such tensors.
-        row: a tensor of this row, from which the call determines the batch.
+        row: a tensor of this row, by which vmap knows the batch.
         values: tensors of this row, or tensors that are the same for all rows.
 
     Example:

@@ -1,4 +1,4 @@
-"""One batch's sum of clipped gradients, without a mechanism or a plan."""
+"""The sum of one batch's clipped gradients, without a mechanism or a plan."""
 
 from __future__ import annotations
 
@@ -26,27 +26,30 @@ def clipped_sum(
     task: ExampleLosses | None = None,
     style: Literal["per-layer", "flat"] = "per-layer",
 ) -> tuple[Tensor, Tensor]:
-    """Sum over examples of clipped gradients, and the per-example norms of every layer.
+    """Compute the sum of the examples' clipped gradients, and the norm of each example's gradient
+    in every layer.
 
-    With `style="per-layer"` layer j of example i is multiplied by min(1, c_j / ||g_ij||). With
-    "flat" the whole gradient is multiplied by min(1, C / ||g_i||). A factor below 1 is reduced by
-    2^-19, so that rounding raises no contribution above its bound. One example's contribution has
-    an l2 norm of at most sqrt(sum_j c_j^2) ("per-layer") or C ("flat"). This bound is the
-    sensitivity of the sum under add-or-remove-one example.
+    With `style="per-layer"`, the gradient of example i in layer j is multiplied by min(1, c_j /
+    ||g_ij||). With "flat", the example's gradient over all layers is multiplied by min(1, C /
+    ||g_i||). A factor below 1 is reduced by a fraction of 2^-19, so that rounding raises no
+    contribution above its bound. One example's contribution has an l2 norm of at most sqrt(sum_j
+    c_j^2) ("per-layer") or C ("flat"). This bound is the sensitivity of the sum to adding or
+    removing one example.
 
     Args:
-        module: any module whose first dimension is the example and whose examples do not influence
-            each other.
+        module: any module whose inputs and outputs have the example as first dimension, and in
+            which examples do not influence each other.
         x: inputs [B, ...], or a tuple of such tensors; B may be 0.
         y: targets [B, ...].
-        clip: one bound, or one per layer of `layers` [K] (style "per-layer").
+        clip: one bound or, with style "per-layer", one bound for each layer of `layers` [K].
         layers: the module's layer table.
-        task: losses per example (`losses(outputs, y) -> [B]`); None is classification.
+        task: task that computes the loss of each example (`losses(outputs, y) -> [B]`); None means
+            classification.
         style: "per-layer" or "flat".
 
     Returns:
-        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, float64. An
-        example whose gradient is not finite counts as zero.
+        The sum [D] in the table's order, and the l2 norms [B, K] before clipping, in float64. In
+        the sum, an example whose gradient is not finite counts as zero.
 
     Raises:
         ConfigError: bounds are out of range, the numbers of inputs and targets differ, the module

@@ -1,5 +1,5 @@
-"""One forward and backward pass of a micro-batch. Each layer passes its gradients to the rule of
-its type.
+"""One forward and backward pass of a micro-batch. In the backward pass, the rule of a layer's type
+clips and sums the layer's per-example gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from fedlgm.training.example_level.scaling import PerLayerClip
 
 @dataclass(frozen=True)
 class Place:
-    """Offset and size of a parameter in the flat vector, and the parameter's layer."""
+    """Offset and size of a parameter in the flat vector, and the index of the parameter's layer
+    (`column`).
+    """
 
     offset: int
     size: int
@@ -32,7 +34,7 @@ class Place:
 
 
 class Site:
-    """One module with a rule."""
+    """A module with a rule."""
 
     def __init__(self, rule: Rule, places: dict[int, Place]) -> None:
         self.rule, self.module, self.name = rule, rule.module, rule.name
@@ -42,8 +44,9 @@ class Site:
 
 
 class Total:
-    """Sum of the scaled gradients, a flat vector. Its parts are allocated on first use, so that
-    they take no memory while the activations of the backward pass still need it.
+    """Sum of the scaled gradients, a flat vector. The range of a parameter is set to zero only at
+    its first use, so that it takes no memory while the activations of the backward pass still need
+    the memory.
 
     Args:
         size: D.
@@ -57,7 +60,7 @@ class Total:
         self.dtype, self.device = dtype, device
 
     def part(self, place: Place) -> Tensor:
-        """The sum of one parameter's gradients so far. Callers add to it in place."""
+        """The sum of one parameter's gradients so far, to which callers add in place."""
         part = self._sum[place.offset : place.offset + place.size]
         if place.offset not in self._begun:
             self._begun.add(place.offset)
@@ -65,7 +68,7 @@ class Total:
         return part
 
     def vector(self, places: Iterable[Place]) -> Tensor:
-        """The whole sum [D]."""
+        """The complete sum [D]."""
         for place in places:
             self.part(place)
         return self._sum
@@ -75,7 +78,7 @@ class Pass:
     """Forward and backward pass of one micro-batch.
 
     Attributes:
-        anchor: scalar that every fused layer depends on, so that autograd reaches all of them.
+        anchor: scalar on which all fused layers depend, so that autograd reaches each of them.
     """
 
     def __init__(
@@ -104,12 +107,12 @@ class Pass:
         self._started = False
 
     def call(self, site: Any, *arguments: Any, **named: Any) -> Any:
-        """Forward pass of a site. A site with a rule takes its inputs as one joined tensor, and
-        returns the result of the rule's `forward`.
+        """Compute the forward pass of a site. For a site with a rule, the argument is one tensor
+        that joins all inputs, and the result is the output of the rule's `forward`.
 
         Raises:
-            ConfigError: the call is part of the backward pass, or the first dimension is not the
-                example.
+            ConfigError: the site is called during the backward pass, or the first dimension is not
+                the example.
         """
         if not torch.is_grad_enabled():
             self._unrecorded.append(site)
@@ -134,10 +137,10 @@ class Pass:
         return _Fused.apply(site.rule.prepare(x), self.anchor, site, self)
 
     def start(self) -> None:
-        """End the forward pass: the number of uses of every parameter is now known.
+        """End the forward pass, after which the number of uses of every parameter is known.
 
         Raises:
-            ConfigError: a trained layer ran only where no gradient is recorded.
+            ConfigError: a trained layer ran only where autograd records no gradient.
         """
         self._started = True
         for site in self._unrecorded:
@@ -150,10 +153,12 @@ class Pass:
             )
 
     def backward(self, site: Site, use: Use) -> None:
-        """Gradients of a site, for one of its uses.
+        """Process the gradients of a site for one of its uses: add them now or keep them until
+        `finish`.
 
         Raises:
-            ConfigError: the forward pass itself computes a gradient, which would also be added.
+            ConfigError: the forward pass itself computes a gradient, which would wrongly be added
+                to the sum.
         """
         if not self._started:
             raise ConfigError(
@@ -172,8 +177,8 @@ class Pass:
                 self._add_whole(place, gradients)
 
     def _add_use(self, site: Site, use: Use) -> None:
-        """Measure the gradients of all uses of a site. Add them now, or keep them until the end of
-        the pass.
+        """Measure a site's gradients for its only use, or for its united uses. Add them now, or
+        keep them until the end of the pass.
         """
         members = Counter(place.column for place in site.places)
         alone = all(self._members[column] == count for column, count in members.items())
@@ -189,14 +194,14 @@ class Pass:
 
     @torch.no_grad()
     def generic(self, site: GenericSite, gradients: Sequence[Tensor | None]) -> None:
-        """Gradients [n, ...] of a generic site."""
+        """Keep the gradients [n, ...] of a generic site until `finish`."""
         for place, gradient in zip(site.places, gradients, strict=True):
             if gradient is not None:
                 self._add_whole(place, gradient.reshape(len(gradient), -1))
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Scale and add the gradients that had to wait for the end of the backward pass."""
+        """Scale and add the gradients that were kept until the end of the backward pass."""
         for site, uses in self._several.items():
             self._add_use(site, site.rule.unite(uses))
         for place, gradients in self._whole.values():
@@ -232,7 +237,9 @@ class Pass:
 
 
 class _PerLayer:
-    """Factors of one site's gradients, layer by layer; records the norms."""
+    """Computes the factors of one site's gradients from the norms in each layer, and records the
+    squared norms.
+    """
 
     def __init__(
         self, site: Site, scaling: PerLayerClip, squares: Tensor, dtype: torch.dtype
@@ -264,22 +271,22 @@ class _PerLayer:
 
 
 def call_without_graph(site: Site | GenericSite, *arguments: Any, **named: Any) -> Any:
-    """Like `Pass.call`, but not recorded by autograd."""
+    """Compute the same outputs as `Pass.call`, without recording by autograd."""
     if isinstance(site, GenericSite):
         return type(site.module).forward(site.module, *arguments, **named)
     return site.rule.forward(site.rule.prepare(*arguments))[0]
 
 
 def cast(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors in the gradients' precision. Subnormal factors become 0, because rounding could
-    double them.
+    """Convert factors to the gradients' precision. Subnormal factors become 0, because rounding
+    could double them.
     """
     return torch.threshold(factors, math.nextafter(torch.finfo(dtype).tiny, 0.0), 0.0).to(dtype)
 
 
 class _Fused(torch.autograd.Function):
-    """A layer whose backward pass returns the gradient of the input, but not the gradients of the
-    weights.
+    """A layer's forward and backward pass. The backward pass gives the output's gradient to
+    `Pass.backward`, and returns the gradient of the input but not the gradients of the weights.
     """
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Maximum over 2 x 2 windows of channels-last images. On a CPU it is several times as fast as
-torch's kernel.
+"""Max-pooling over 2 x 2 windows of channels-last images. On a CPU, this code is several times as
+fast as PyTorch's kernel.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from fedlgm.training.stack.layers import MaxPool, pair, pairs_of
 
 
 def suits(module: nn.Module) -> bool:
-    """Whether a module takes maxima over 2 x 2 windows, with steps of 1 or 2 and no other
-    options.
+    """Whether a module is an unaltered `nn.MaxPool2d` with 2 x 2 windows, steps of 1 or 2, and no
+    other options.
     """
     return type(module) is nn.MaxPool2d and not is_altered(module) and MaxPool.suits(module)
 
 
 def max_pool(module: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """The result of `module(x)`. Of equal values, the first is the maximum, as in torch."""
+    """Compute the result of `module(x)`. Of equal values, the first counts as the maximum, as in
+    PyTorch.
+    """
     if (
         x.dim() != 4
         or x.device.type != "cpu"
@@ -53,12 +55,14 @@ class _MaxPool(torch.autograd.Function):
 
 
 FEW_BYTES = 1 << 19
-"""Bytes of images that are processed together, so that images and results fit the cache."""
+"""Size in bytes of the images that are processed together, so that images and results fit into the
+cache.
+"""
 
 
 def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) -> Tensor:
-    """Write the gradient of each pair to the greater element, in `routed`, which has the shape of
-    `x`.
+    """Write the gradient of each pair to the position of the pair's greater element, in `routed`,
+    which has the shape of `x`.
     """
     first, second = pairs_of(x, axis, step)
     to_first, to_second = pairs_of(routed, axis, step)
@@ -66,7 +70,8 @@ def _route(gradient: Tensor, x: Tensor, axis: int, step: int, routed: Tensor) ->
     # greater.
     greater = torch.ops.aten.threshold_backward(gradient, second - first, 0)
     if step == 1 or x.shape[axis] % 2:
-        routed.narrow(axis, x.shape[axis] - 1, 1).zero_()  # this element is the first of no pair
+        # The last element is not the first of any pair.
+        routed.narrow(axis, x.shape[axis] - 1, 1).zero_()
     torch.sub(gradient, greater, out=to_first)
     if step == 1:
         to_second.add_(greater)

@@ -1,4 +1,4 @@
-"""Losses of a batch by a task. Each loss is a function of its own row alone."""
+"""A task's losses for a batch, where each loss is a function of one row alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedlgm.training.tasks.task import ExampleLosses
 class RowLosses:
     """A task's losses, called as `losses(outputs, y)`.
 
-    A bundled task gets the whole batch. A user's task gets one row, under `torch.func.vmap` or, if
-    its losses do not run there, in a loop. Each call has a fresh copy of the task, so that nothing
-    passes from one call to the next.
+    A bundled task is called with the whole batch. A user's task is called with one row, under
+    `torch.func.vmap` or, if its losses do not run there, in a loop. Each call uses a fresh copy of
+    a user's task, so that the task carries nothing from one call to the next.
 
     Args:
         task: the task.
         parameters: the model's parameters, which a copy of the task shares. The engine refuses a
-            loss that depends on them.
+            loss that depends on these parameters.
 
     Raises:
         ConfigError: the task cannot be copied, or does not give one loss per example.
@@ -44,11 +44,13 @@ class RowLosses:
     def __init__(self, task: ExampleLosses, parameters: Iterable[Tensor] = ()) -> None:
         self._bundled, self._mapped = is_bundled(task), True
         self._shared = {id(parameter): parameter for parameter in parameters}
-        # a later change of the original has no effect
+        # a user's task is copied, so that later changes of the original have no effect
         self._task = task if self._bundled else self._copy(task)
 
     def __call__(self, outputs: Any, y: Tensor) -> Tensor:
-        """Losses [n] for targets [n, ...] and outputs [n, ...], which may be a tree of tensors."""
+        """Compute the losses [n] for targets [n, ...] and outputs [n, ...]. The outputs may be a
+        tree of tensors.
+        """
         if self._bundled:
             return _require_losses(self._task.losses(outputs, y), y)
         if self._mapped:

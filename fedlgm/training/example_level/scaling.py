@@ -1,8 +1,8 @@
 """Scaling of each example's gradient: clipping, normalisation and reweighting as factors per layer.
 
 An example i with layer gradients g_i1 .. g_iK contributes sum_j f_ij g_ij. A `Scaling` computes the
-factors f_ij from the norms ||g_ij|| and states a bound of the contribution that holds for all
-norms.
+factors f_ij from the norms ||g_ij|| and states a bound on the contribution that holds for all
+values of the norms.
 """
 
 from __future__ import annotations
@@ -22,28 +22,31 @@ from fedlgm.extension.per_row import rows_apart
 from fedlgm.planning.clipping import Scaling as Scaling
 
 SAFETY = 1 - 2.0**-19
-"""Fraction of its bound to which a gradient is clipped, so that the rounding error of a norm (a
-relative error of at most 2^-20) lets no gradient exceed the bound. A float64 sum of n <= 2^15
-gradients has a rounding error of at most n^2 2^-52 <= 2^-22 times the bound. Including this error,
-one example still moves a sum by no more than the bound.
+"""Fraction of the bound to which gradients are clipped, so that no gradient exceeds the bound
+because of the rounding error of its norm (a relative error of at most 2^-20). A float64 sum of n <=
+2^15 gradients has a rounding error of at most n^2 2^-52 <= 2^-22 times the bound. Even with this
+error, one example changes a sum by no more than the bound.
 """
 LEAST_BOUND = 2.0**-36
-"""Smallest bound above 0. The squares of float32 numbers below 1e-19 vanish, so only norms above
-5e-15 are accurate."""
+"""Smallest allowed bound other than 0. The squares of float32 numbers below 1e-19 underflow, so
+only norms above 5e-15 are accurate.
+"""
 LEAST_STABILISER = 1e-6
-"""Smallest stabiliser. A stabiliser limits how far gradients with a small norm are scaled up."""
+"""Smallest allowed stabiliser. A stabiliser limits how far gradients with a small norm are scaled
+up.
+"""
 LEAST_NORM = 2.0**-46
 """Norms below this value count as 0 when gradients are normalised, because float32 is too inexact
-for their direction.
+for the direction of such a small gradient.
 """
 
 
 class _OneByOne:
-    """A user's scaling, which is called with one example at a time. If a factor would scale a
+    """A wrapper that calls a user's scaling with one example at a time. If a factor would scale a
     gradient above the scaling's bound, the factor is reduced.
 
-    The bounds are read only once. Otherwise the factors could be limited by bounds that differ from
-    the bounds that the plan checks.
+    The bounds are read only once. If they were read again, they could differ from the bounds that
+    the plan checks.
     """
 
     def __init__(self, scaling: Scaling) -> None:
@@ -85,9 +88,9 @@ def one_by_one(scaling: Scaling) -> Scaling:
     """Return a scaling that treats each example alone. A bundled scaling is returned unchanged; a
     user's scaling gets one example at a time, and its factors are limited by its bounds.
 
-    If factors depended on other examples' norms (as in clipping to the batch's median), the effect
-    of one example would have no bound, because an added example would also change the other
-    examples' factors.
+    If factors depended on other examples' norms (as in clipping to the batch's median), an added
+    example would also change the factors of the other examples, so the effect of one example would
+    have no bound.
 
     Args:
         scaling: a mechanism's scaling.
@@ -109,8 +112,8 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
     """Compute the factor min(1, c / norm) of each norm, slightly reduced for rounding (`SAFETY`)
     where it is below 1. The factor is 1 for an infinite bound and 0 for a bound of 0.
 
-    This function is for gradients of examples, in tensors on any device. For clients' updates see
-    `fedlgm.aggregation.clip_factors`, whose sums have more terms and need a larger margin.
+    This function is for gradients of examples, in tensors on any device. For clients' updates,
+    whose sums have more terms and need a larger margin, see `fedlgm.aggregation.clip_factors`.
 
     Args:
         norms: l2 norms, of any shape.
@@ -125,7 +128,8 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
         and norms.dtype == torch.float64
         and 0 < SAFETY * bound < math.inf
     ):
-        # the same in two operations: for a few numbers, NumPy computes them in a third of the time
+        # the same result in two operations, which NumPy computes in a third of the time for a few
+        # numbers
         limit = SAFETY * bound
         if norms.device.type == "cpu":
             return torch.from_numpy(np.asarray(limit / np.maximum(norms.numpy(), limit)))
@@ -137,15 +141,15 @@ def clip_factors(norms: Tensor, bound: float | Tensor) -> Tensor:
 
 
 def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None) -> np.ndarray:
-    """Check bounds, and return them as a float64 vector [K].
+    """Check clipping bounds, and return them as a float64 vector [K].
 
     Args:
         bounds: one bound per layer.
         layers: number K of layers, if known.
 
     Raises:
-        ConfigError: a bound is negative, NaN or too small for norms in float32, or there is not one
-            bound per layer.
+        ConfigError: a bound is negative, NaN or too small for norms in float32, or the number of
+            bounds is not the number of layers.
 
     Example:
         >>> check_bounds([0.0, 1], layers=2).tolist()
@@ -168,7 +172,7 @@ def check_bounds(bounds: Sequence[float] | np.ndarray, layers: int | None = None
 
 @dataclass(frozen=True)
 class PerLayerClip(Scaling):
-    """f_ij = min(1, c_j / ||g_ij||): every layer is clipped to its own bound.
+    """f_ij = min(1, c_j / ||g_ij||): the gradient of every layer is clipped to a separate bound.
 
     Attributes:
         clip: one bound c_j per layer.
@@ -194,9 +198,9 @@ class PerLayerClip(Scaling):
     def factors_of(self, layer: int, norms: Tensor) -> Tensor:
         """Compute column `layer` of the factors from the norms [n] of that layer alone.
 
-        With this scaling, a layer's factor depends only on the norm of the layer's gradient, so the
-        gradients are scaled and added during the backward pass. With other scalings, they can be
-        scaled only when the pass has reached all layers.
+        With this scaling, a layer's factor depends only on the norm of the layer's gradient, so
+        gradients can be scaled and added during the backward pass. With other scalings, gradients
+        can be scaled only when the pass has reached all layers.
         """
         limit = SAFETY * self.clip[layer]
         if 0 < limit < math.inf:
@@ -214,8 +218,8 @@ class PerLayerClip(Scaling):
 
 
 class _Whole(Scaling):
-    """A scaling by one factor per example, which depends on the norm of the gradient of all layers.
-    The bound C of the gradient of all layers also holds for each layer.
+    """A scaling by one factor per example, which depends on the norm of the example's gradient over
+    all layers. The bound C on this gradient also holds for each layer.
     """
 
     clip: float
@@ -230,7 +234,9 @@ class _Whole(Scaling):
         return self.of_whole(torch.linalg.vector_norm(norms, dim=1))[:, None].expand_as(norms)
 
     def of_whole(self, norms: Tensor) -> Tensor:
-        """Compute each gradient's factor from the norms of the gradients, a tensor of any shape."""
+        """Compute the factor of each gradient from its norm over all layers. The norms may have any
+        shape.
+        """
         raise NotImplementedError
 
     @override
@@ -245,7 +251,8 @@ class _Whole(Scaling):
 
 @dataclass(frozen=True)
 class FlatClip(_Whole):
-    """f_i = min(1, C / ||g_i||): the whole gradient is clipped (DP-SGD; Abadi et al., CCS 2016).
+    """f_i = min(1, C / ||g_i||): an example's gradient over all layers is clipped (DP-SGD; Abadi et
+    al., CCS 2016).
 
     Attributes:
         clip: C.
@@ -271,7 +278,7 @@ class AutoS(_Whole):
     2022).
 
     Attributes:
-        clip: C, a strict bound of the contribution's norm; the papers absorb it into the learning
+        clip: C, a strict bound on the contribution's norm; the papers absorb C into the learning
             rate.
         gamma: stabiliser, 0.01 in the paper.
 
@@ -307,16 +314,16 @@ class AutoS(_Whole):
 class PSAC(_Whole):
     """f_i = C / (||g_i|| + r / (||g_i|| + r)): DP-PSAC (Xia et al., AAAI 2023).
 
-    The formula as quoted in the LM-DP-SGD paper lacks the gradient, which the factor multiplies.
-    The norm of the scaled gradient stays below C. For small gradients, the factor is about C,
-    whereas the factor of Auto-S grows to C / gamma.
+    The LM-DP-SGD paper quotes this formula without the gradient that the factor multiplies. The
+    norm of the scaled gradient stays below C. For small gradients, the factor is about C, whereas
+    the factor of Auto-S grows to C / gamma.
 
     Attributes:
         clip: C.
         r: stabiliser, 0.1 in the authors' MNIST example.
 
     Raises:
-        ConfigError: C is out of range or infinite, or r is below 1e-6.
+        ConfigError: C is out of range or infinite, or r is below 1e-6 or infinite.
 
     Example:
         >>> PSAC(3.0, r=1.0).factors(torch.tensor([[1.0]])).round(decimals=4).tolist()  # 3 / (1 + 1 / (1 + 1))
@@ -351,7 +358,8 @@ class Reweighted(Scaling):
         weights: w_j >= 0 with sum_j w_j^2 = 1 (or below 1).
 
     Raises:
-        ConfigError: C is out of range or infinite, or the weights do not fit.
+        ConfigError: C is out of range or infinite, a weight is negative or not finite, or the
+            squares of the weights add up to more than 1.
 
     Example:
         >>> Reweighted(1.0, (0.6, 0.8)).factors(torch.tensor([[1.2, 1.6]])).round(decimals=4).tolist()
@@ -394,12 +402,12 @@ class Reweighted(Scaling):
 
 
 def of_style(style: str, clip: float | Sequence[float] | np.ndarray, layers: int) -> Scaling:
-    """The scaling of `style` "per-layer" or "flat". With "per-layer", a single number is the bound
-    of every layer.
+    """Create the scaling of style "per-layer" or "flat". With "per-layer", a single number is the
+    bound of every layer.
 
     Raises:
-        ConfigError: the style is unknown, bounds are out of range, or there are several bounds for
-            one gradient.
+        ConfigError: the style is unknown, a bound is out of range, or the number of bounds does not
+            suit the style.
 
     Example:
         >>> of_style("per-layer", 0.5, layers=2)

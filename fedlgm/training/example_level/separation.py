@@ -1,14 +1,14 @@
 """Separation of the rows of a batch in a model's forward pass.
 
 A clipped gradient bounds an example's effect only if the gradient is a function of that example
-alone. Three ways of computing the outputs of a batch differ in what they prove:
+alone. There are three ways of computing the outputs of a batch, which differ in what they prove:
 
 * `KnownLayers`: the model consists of layers that treat rows independently. A batch is one call.
-* `MappedRows`: the model's code runs under `torch.func.vmap`, where it holds one row and cannot
-  access the other rows. The layers inside still get the whole batch, so their gradients are clipped
-  and summed at the usual cost.
+* `MappedRows`: the model's code runs under `torch.func.vmap`, where the code sees one row and
+  cannot access the other rows. The layers inside the model still get the whole batch, so their
+  gradients are clipped and summed at the usual cost.
 * `TriedRows`: the model does not run under vmap. A batch is one call, and trials are the only
-  evidence.
+  evidence that the rows do not influence each other.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from fedlgm.training.example_level.rules import RULES, Rule, require_rows
 from fedlgm.training.models.built import is_altered
 
 Call = Callable[..., Any]
-"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. A layer
-with a rule takes its inputs as one joined tensor, and returns the result of the rule's `forward`.
+"""Forward pass of a layer for a whole batch, called as `call(site, *arguments, **named)`. For a
+layer with a rule, the argument is one tensor that joins all inputs, and the result is the output of
+the rule's `forward`.
 """
 Patch = Callable[[Call, bool], AbstractContextManager[None]]
-"""A context in which a `Call` computes layers. If the flag is set, this package's functions compute
-max-pooling."""
+"""A function that returns a context in which a `Call` computes the layers. If the flag is set, this
+package's own code computes max-pooling.
+"""
 
 TRIED_ROWS = (
     "conditional on the model treating the rows of a batch independently, which a trial on a few "
     "examples supports: the model does not run under torch.func.vmap"
 )
-"""Condition of a guarantee if a trial is the only evidence that rows are apart."""
+"""Condition of a guarantee if a trial is the only evidence that rows do not influence each other.
+"""
 
 _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     *RULES.keys() - {nn.LSTM, nn.GRU}, nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Dropout,
@@ -53,33 +56,36 @@ _ROW_WISE: frozenset[type[nn.Module]] = frozenset({
     nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh, nn.Hardswish, nn.LogSigmoid,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
 })  # fmt: skip
-"""Types of PyTorch whose output for a row depends on this row alone. A row is an index of the first
-dimension."""
+"""PyTorch's layer types whose output for a row depends on this row alone. A row is one index of the
+first dimension.
+"""
 
 _ROW_WISE_NAMES = frozenset(
     ("torchvision.models.resnet", name) for name in ("ResNet", "BasicBlock", "Bottleneck")
 )
-"""Types with the same property in a package that is not imported here, by module and name."""
+"""Types in torchvision with the same property, by module and name, because torchvision is not
+imported here.
+"""
 
 
 class Separation(Protocol):
     """A way of computing a model's outputs for a batch.
 
     Attributes:
-        condition: assumption of a guarantee about the model; empty if the rows are apart by
+        condition: what a guarantee assumes about the model; empty if rows are separated by
             construction.
     """
 
     condition: str
 
     def outputs(self, x: tuple[Tensor, ...], call: Call) -> Any:
-        """Outputs [n, ...] for inputs [n, ...]; `call` computes the layers."""
+        """Compute outputs [n, ...] for inputs [n, ...]; `call` computes the layers."""
 
 
 def separate(
     module: nn.Module, sites: Sequence[Any], x: tuple[Tensor, ...], patch: Patch
 ) -> Separation:
-    """The first of the three ways of separation that a model supports.
+    """Return the first of the three ways of separation that the model supports.
 
     Args:
         module: the model.
@@ -89,7 +95,7 @@ def separate(
         patch: function that replaces the layers' forward passes.
 
     Raises:
-        ConfigError: a known layer would read the rows of such inputs as one example, or fails on
+        ConfigError: a known layer would treat all rows of such inputs as one example, or fails on
             one row, as GroupNorm does with one value per group.
 
     Example:
@@ -115,14 +121,14 @@ def separate(
             mapped.outputs(
                 tuple(value[:1].expand(2, *value.shape[1:]) for value in x), call_without_graph
             )
-    except Exception as error:  # of the user's code, or an operation without a rule for vmap
+    except Exception as error:  # of the user's code, or of an operation that vmap does not support
         return TriedRows(module, patch, error)
     return mapped
 
 
 def has_known_layers(module: nn.Module) -> bool:
-    """Whether a model consists only of layers, by exact type and without hooks, that treat rows
-    independently.
+    """Whether a model consists only of layers that treat rows independently. The layers are
+    recognised by their exact type, and must have no hooks.
 
     Example:
         >>> has_known_layers(nn.Sequential(nn.Flatten(), nn.Linear(4, 2), nn.ReLU())), has_known_layers(nn.GRU(2, 3))
@@ -132,7 +138,7 @@ def has_known_layers(module: nn.Module) -> bool:
 
 
 def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
-    """Refuse inputs that a known layer, trained or frozen, would read as one example."""
+    """Refuse inputs whose rows a known layer, trained or frozen, would treat as one example."""
 
     def checking(rule: type[Rule], name: str) -> Callable[..., None]:
         return lambda part, given, named: require_rows(
@@ -154,7 +160,7 @@ def _require_rows(module: nn.Module, x: tuple[Tensor, ...]) -> None:
 
 
 class KnownLayers(Separation):
-    """One call for the batch, of a model whose layers treat rows independently.
+    """Computes a batch in one call of a model whose layers treat rows independently.
 
     Args:
         module: the model.
@@ -173,8 +179,8 @@ class KnownLayers(Separation):
 
 
 class TriedRows(KnownLayers):
-    """One call for the batch, of a model for which trials are the only evidence that rows are
-    apart.
+    """Computes a batch in one call of a model for which trials are the only evidence that rows do
+    not influence each other.
 
     Attributes:
         reason: reason why the model does not run under vmap.
@@ -188,7 +194,8 @@ class TriedRows(KnownLayers):
 
 
 class MappedRows(KnownLayers):
-    """The model under `torch.func.vmap`, and each of its layers on the whole batch.
+    """Computes a batch by the model under `torch.func.vmap`, where each layer is called with the
+    whole batch.
 
     Args:
         module: the model.
@@ -231,14 +238,16 @@ def _is_row_wise(part: nn.Module) -> bool:
 
 
 def _call_layer(call: Call, site: Any, *arguments: Any, **named: Any) -> Any:
-    """A layer's outputs for the batch."""
+    """Compute a layer's outputs for the batch."""
     if isinstance(site, GenericSite):
         return call(site, *arguments, **named)
     return site.rule.outputs(call(site, _join(site, *arguments, *named.values())))
 
 
 def _call_row(call: Call, row: Tensor, site: Any, *arguments: Any, **named: Any) -> Any:
-    """A layer's outputs for one row under vmap, taken from one call for the whole batch."""
+    """Compute a layer's outputs for one row under vmap, from one call of the layer for the whole
+    batch.
+    """
     if isinstance(site, GenericSite):
         return site.call_row(row, arguments, named)
     x = _join(site, *arguments, *named.values())

@@ -1,9 +1,10 @@
-"""Passes over plain stacks of fully connected layers, without autograd and hooks inside the model.
+"""Passes over plain stacks of fully connected layers, without autograd and without hooks inside the
+model.
 
-For the small batches of clients, the bookkeeping of autograd and of hooks costs several times as
-much as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the bits
-are the same. NumPy computes the few float64 numbers of every example, because its calls cost a
-third of PyTorch's.
+For the small batches of clients, the overhead of autograd and of hooks costs several times as much
+as the arithmetic. The operations and their order are the same as in `passes.Pass`, so the results
+have the same bits. NumPy computes the few float64 numbers of every example, because a call of NumPy
+costs a third of a call of PyTorch.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class StackPass:
     """Forward and backward pass of a stack. Use `StackPass.of`.
 
     Args:
-        layers: the fully connected layers, beginning at the input, each with its activation and the
-            activation's derivative.
+        layers: the fully connected layers in order from the input, each with its activation and the
+            activation's derivative (None without an activation).
         flattens: whether the stack flattens its inputs.
         task: task that computes the losses.
     """
@@ -66,8 +67,8 @@ class StackPass:
 
     @classmethod
     def of(cls, module: nn.Module, sites: Sequence[Any], task: Any) -> StackPass | None:
-        """The pass of a module; None unless the module is a stack of fully connected layers on the
-        CPU and the task belongs to this package.
+        """Return the pass of a module, or None unless the module is a stack of fully connected
+        layers on the CPU and the task belongs to this package.
 
         Args:
             module: module whose parameters are read in place.
@@ -97,8 +98,8 @@ class StackPass:
         return cls(layers, flattens, task) if layers else None
 
     def takes(self, inputs: tuple[Tensor, ...], scaling: Scaling) -> bool:
-        """Whether the inputs have one row per example, and the scaling needs the norm of the whole
-        gradient.
+        """Whether the inputs have one row per example, and the scaling bounds the l2 norm and is
+        not per-layer clipping.
         """
         rows = len(inputs) == 1 and (inputs[0].ndim == 2 or (self._flattens and inputs[0].ndim > 2))
         return rows and not isinstance(scaling, PerLayerClip) and norm_of(scaling).fused
@@ -107,10 +108,12 @@ class StackPass:
     def sum(
         self, x: Tensor, y: Tensor, scaling: Scaling, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor] | None:
-        """Sum [D] of a batch's scaled gradients in a dtype, and their norms [n, K].
+        """Compute the sum [D] of a batch's scaled gradients in the given dtype, and the norms [n,
+        K] before scaling.
 
         Returns:
-            None if a gradient is not finite: `passes.Pass` leaves out such examples.
+            The sum and the norms; None if a gradient is not finite, because only `passes.Pass`
+            leaves out such examples.
         """
         inputs, gradients = self._differentiate(x.flatten(1), y)
         of_rows = squares_of_rows([*inputs, *gradients])
@@ -121,7 +124,8 @@ class StackPass:
         squares = np.zeros((x.shape[0], self._columns))
         for layer, weight, column in self._places:
             squares[:, column] += (of_weights if weight else of_gradients)[layer]
-        norms = torch.from_numpy(squares).sqrt()  # as in `Pass`: NumPy rounds differently
+        # PyTorch computes the root, as in `Pass`, because NumPy rounds differently.
+        norms = torch.from_numpy(squares).sqrt()
         factors = cast(scaling.factors(norms), x.dtype).t().contiguous().unbind()
         total = torch.zeros(sum(self._sizes), dtype=dtype)
         for part, (layer, weight, column) in zip(
@@ -136,8 +140,8 @@ class StackPass:
         return total, norms
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """For each layer, beginning at the last: its input, and the gradient of the sum of the
-        losses with respect to its output.
+        """For each layer, in order from the last, compute its input and the gradient of the sum of
+        the losses with respect to its output.
         """
         inputs: list[Tensor] = []
         gradients: list[Tensor] = []
@@ -158,5 +162,5 @@ class StackPass:
 
 
 def _whole(flatten: Any) -> bool:
-    """Whether the flattening leaves one row per example."""
+    """Whether a flattening layer returns one row per example."""
     return (flatten.start_dim, flatten.end_dim) == (1, -1)

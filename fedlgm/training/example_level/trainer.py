@@ -36,35 +36,37 @@ from fedlgm.training.models.requirements import require_drawing_nothing, require
 from fedlgm.training.tasks.task import ExampleLosses
 
 Batch = tuple[Inputs, Tensor, Tensor]
-"""Inputs [n, ...] and targets [n, ...] of a data set, and the row numbers of one batch of it, int64
-[b].
+"""Inputs [n, ...] and targets [n, ...] of a data set, and the row numbers of one of its batches,
+int64 [b].
 """
 
 
 class ExampleTrainer:
-    """Bounds and sums examples' gradients according to a mechanism's plan. One model stays in
-    memory for all sums.
+    """Bounds and sums examples' gradients according to a mechanism's plan. All sums use one model,
+    which stays in memory.
 
     Clipping bounds an example's effect only if examples do not influence each other. If the engine
-    cannot compute the rows of a batch separately by construction
-    (`fedlgm.training.example_level.separation`), a plan must state this assumption in
-    `facts.assumes`. Before its first sum, the trainer tests the model and the task on a few of the
-    examples (`fedlgm.training.example_level.trial`); for a model with such an assumption, it
-    repeats the test before some later sums.
+    cannot separate the rows of a batch by construction
+    (`fedlgm.training.example_level.separation`), the plan must state in `facts.assumes` that the
+    rows are assumed to be independent. Before its first sum, the trainer tests the model and the
+    task on a few of the examples (`fedlgm.training.example_level.trial`); for a model that needs
+    such an assumption, it repeats the test before some later sums.
 
     Args:
-        module: float32 model that keeps no state between batches. The trainer changes its weights.
+        module: float32 model that keeps no state between batches and draws no random numbers. The
+            trainer changes its weights.
         layers: `mechanism.table(...)` of the module's layers.
         mechanism: a mechanism of unit "example".
         device: device on which the gradients are computed.
         task: the task, which gives the loss of each example; None means classification.
         exact_sums: see `ExampleGradients`.
-        native: whether the compiled kernel computes the sums (`NativeExampleGradients`). The kernel
-            supports only plain stacks of layers.
+        native: whether the compiled kernel computes the sums (see `NativeExampleGradients`); the
+            kernel supports only plain stacks of layers.
 
     Raises:
-        ConfigError: the mechanism bounds whole clients, the module has no gradients per example, or
-            `native` is set and this machine has no kernel.
+        ConfigError: the mechanism bounds whole clients; the module keeps state, draws random
+            numbers or has no per-example gradients; or `native` is set and this machine has no
+            kernel.
 
     Example:
         >>> from fedlgm import RunFacts, Sampling, Transcript, mechanisms
@@ -106,7 +108,7 @@ class ExampleTrainer:
                 self._module, layers, self._task, exact_sums=exact_sums
             )
         self._tried = self._sums = 0
-        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # cached for the last plan
+        self._scaled: tuple[ReleasePlan, Scaling] | None = None  # the last plan and its scaling
         # a separate generator, so that a run's draws do not depend on trials
         self._random = random.Random()
 
@@ -125,16 +127,18 @@ class ExampleTrainer:
 
         Raises:
             ConfigError: a trial finds that an example's gradient depends on other examples.
-            PrivacyError: the plan's guarantee omits a condition of the model (`condition`).
+            PrivacyError: the plan's guarantee omits an assumption about the model that `condition`
+                states.
         """
         return self.sums([(x, y, rows)], plan)
 
     def sums(
         self, batches: Sequence[Batch], plan: ReleasePlan, models: Sequence[Tensor] | None = None
     ) -> BoundedUpdates:
-        """Compute the contributions of several batches [b, D]. `sum` describes a contribution.
+        """Compute the contributions of several batches [b, D]; `sum` explains what a contribution
+        is.
 
-        `sum` calls this method, so a subclass needs to override only this method.
+        Because `sum` calls this method, a subclass needs to override only `sums`.
 
         Args:
             batches: the batches.
@@ -160,7 +164,7 @@ class ExampleTrainer:
         return self._gradients.condition(inputs.to(inputs.take(x, slice(1)), self.device))
 
     def _require_stated(self, plan: ReleasePlan, batches: Sequence[Batch]) -> None:
-        """Refuse a protected plan whose guarantee omits the model's condition."""
+        """Refuse a plan with a privacy guarantee if the guarantee omits the model's condition."""
         x = next((x for x, y, _ in batches if len(y)), None)
         condition = self.condition(x) if x is not None and plan.protected else ""
         # Only the text before ": " is compared, because the reasons after it contain locations in
@@ -175,8 +179,8 @@ class ExampleTrainer:
     def _load_batches(
         self, batches: Sequence[Batch], models: Sequence[Tensor] | None
     ) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yield the examples of each batch. While the caller uses a batch, the module has the
-        weights that belong to this batch.
+        """Yield the examples of each batch. When a batch is yielded, the module has the weights
+        that belong to this batch.
         """
         for place, (x, y, rows) in enumerate(batches):
             if models is not None:
@@ -194,15 +198,15 @@ class ExampleTrainer:
 
     def _try(self, x: Inputs, y: Tensor) -> None:
         """Test the model and the task before the first sum. If a guarantee for the model needs
-        assumptions (`condition`), the test is repeated before the n-th sum with probability 1/n.
+        assumptions (`condition`), repeat the test before the n-th sum with probability 1/n.
         """
         self._sums += 1
-        examples = y.shape[0]  # for small tensors, `len` takes as long as arithmetic
+        examples = y.shape[0]  # `len(y)` would take as long as the arithmetic on a small tensor
         if self._tried < min(examples, 2):  # with one example the trial cannot show an influence
             self._tried = min(examples, TRIED)
             rows = torch.linspace(
                 0, examples - 1, self._tried
-            ).long()  # drawn from all data, because data may be sorted by class
+            ).long()  # spread over all data, because data may be sorted by class
             few = self._few(x, y, rows)
             try_examples(self._module, self.layers, self._task, *few, type(self._module))
         elif examples > 1 and self._random.random() < 1 / self._sums and self.condition(x):
@@ -221,12 +225,12 @@ class ExampleTrainer:
 def private_figures(
     gradients: SumsExamples, mechanism: Mechanism, layers: LayerTable, x: Inputs, y: Tensor
 ) -> np.ndarray:
-    """Compute the figures that a published variant, which is NOT PRIVATE, needs for its plan,
-    float64 [rows, K].
+    """Compute the figures that a published variant needs for its plan, float64 [rows, K]. The
+    variant is NOT PRIVATE, because its plan depends on figures without noise.
 
-    PRIVATE: no noise protects these figures. They are the raw layer norms of the examples'
-    gradients [n, K], without rows that are not finite, or the figures that a mechanism of type
-    `UsesPrivateSums` computes.
+    SENSITIVE: no noise protects these figures. They are the layer norms of the examples' gradients
+    before clipping [n, K], without rows that are not finite, or the figures that a mechanism of
+    type `UsesPrivateSums` computes.
 
     Args:
         gradients: the model's per-example gradients.
@@ -263,12 +267,11 @@ def poisson_rows(keys: KeyRing, examples: int, rate: float, *path: int) -> Tenso
 
 
 def batch_keys(keys: KeyRing, digest: bytes) -> KeyRing:
-    """Key ring from which batches of the data with this digest are drawn.
+    """Return the key ring from which batches of the data with this digest are drawn.
 
-    From a secret ring, a ring that depends on the data is derived. If a step is repeated with
-    different data, its result is another release, and sampling amplifies the privacy of that
-    release only if its batch is drawn independently. The ring of a public seed is returned
-    unchanged.
+    If `keys` is secret, a ring that depends on the data is derived from it. A step that is repeated
+    with different data is another release, and sampling amplifies the privacy of that release only
+    if its batch is drawn independently. A ring from a public seed is returned unchanged.
 
     Example:
         >>> seeded, secret = KeyRing.from_seed(1), KeyRing.from_seed(None)
@@ -301,7 +304,7 @@ class Examples(NamedTuple):
         torch.Size([5])
 
     Attributes:
-        client: number of the client.
+        client: the client's number.
         x: inputs [n, ...].
         y: targets [n, ...].
         digest: `digest_of` these examples.
@@ -323,9 +326,9 @@ def local_steps(
     round: int,
     backend: NoiseBackend = "cpu",
 ) -> list[tuple[Tensor, str]]:
-    """Compute the private updates of several clients in one round. In each local step, every client
+    """Compute the noisy updates of several clients in one round. In each local step, every client
     samples a Poisson batch, bounds the gradients of its examples, adds noise to their sum, and
-    moves its copy of the model.
+    takes an optimizer step on its copy of the model.
 
     A client's result depends on its data only through the noisy sums of that client's steps. The
     result therefore protects each of the client's examples, under adding or removing one example,
@@ -334,24 +337,24 @@ def local_steps(
     run.
 
     All clients take a step before any client takes the next step, and each client's result is the
-    same as if it were computed alone. A step consists of many small operations. An operation takes
-    half the time if it is executed for one client directly after another.
+    same as if it were computed alone. A step consists of many small operations, and an operation
+    takes half the time if it is executed for all clients in direct succession.
 
     Args:
         trainer: a trainer whose layer table has the plan's layers.
-        settings: optimizer, learning rate and momentum of the steps.
+        settings: optimizer, learning rate, momentum and weight decay of the steps.
         model: the global model [D].
         examples: the clients' examples.
         plan: the round's plan, with `facts.steps`.
-        keys: key ring of the clients, derived from everything that determines the releases except
-            the data.
+        keys: key ring of the clients, derived from everything that determines the releases, apart
+            from the data.
         round: round number.
         backend: see `release`.
 
     Returns:
-        For each client, a pair: the private update, float64 [plan.size], within the public caps of
-        `upload_caps` (the change of the released layers, then the mean answer to each auxiliary
-        query), and the name of the noise that it contains, for the client's record of releases.
+        For each client, a pair: the protected update, float64 [plan.size], within the public caps
+        of `upload_caps` (the change of the released layers, then the mean answer to each auxiliary
+        query); and the name of the noise in the update, for the client's record of releases.
 
     Raises:
         ConfigError: the plan has no local steps.

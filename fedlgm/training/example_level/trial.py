@@ -1,11 +1,11 @@
 """A trial of a model and a task on a few examples, for example-level training. The trial finds
-mistakes; no proof depends on it.
+mistakes; no privacy proof depends on it.
 
 `fedlgm.training.example_level.separation` prevents examples from influencing each other. The trial
 finds models that would not be trained as their author intends: models that keep state or draw
 random numbers, models whose rows influence each other, and models whose gradients in this library
-differ from autograd's. If the rows are not separated by construction, the trial is the only
-evidence that they do not influence each other, and the guarantee is conditional.
+differ from autograd's. If rows are not separated by construction, the trial is the only evidence
+that the rows do not influence each other, and the guarantee is conditional.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ between rows that a small batch does not show.
 """
 _TOLERANCE = 1e-2
 """Tolerated difference between gradients, relative to the clipping bound. Rounding can cause such a
-difference if it moves a unit's input across the kink of its activation function. A dependence on
-other examples changes gradients far more.
+difference if it moves the input of an activation function across a kink. A dependence on other
+examples changes gradients far more.
 """
 _NEARBY = (1e-3, 1e-2)
-"""Factors of the perturbations of the weights. If gradients differ, the comparison is repeated at
-weights perturbed by each of these factors.
+"""Factors by which the perturbation of the weights is multiplied. If gradients differ, the
+comparison is repeated at weights perturbed with each of these factors in turn.
 """
 _LARGEST = 1e4
-"""Largest absolute value in a trial's examples. A trial replaces larger values with 0, so that no
-extreme value stops the run of a correct model. This number is also one of the factors of hostile
-rows (`_hostile`).
+"""Largest absolute value in a trial's examples. A trial replaces larger values with 0, so that an
+extreme value does not make a correct model fail. This number is also one of the factors by which
+`_hostile` multiplies rows.
 """
 _MANY, _MANY_BYTES = 512, 4 << 20
-"""Largest number of examples in a batch of a trial, and largest size in bytes of the inputs of such
-a batch.
+"""Limits for a large batch of a trial: the number of examples, and the size of the inputs in bytes.
 """
 _LEAST = 2.0**-30
-"""Least norm of a gradient that a trial compares. Smaller gradients are rounding errors of terms
-that cancel.
+"""Smallest norm of a gradient that a trial compares. Smaller gradients may be only the rounding
+errors of terms that cancel.
 """
 _RELATIVE, _ABSOLUTE = 0.3, 0.1
-"""Size of the perturbation of a parameter relative to its root mean square, and least size of the
-perturbation, which applies to parameters that begin at zero.
+"""Size of a parameter's perturbation relative to the root mean square of its values, and smallest
+size of a perturbation, which applies to parameters that begin at zero.
 """
 
 
@@ -71,8 +70,8 @@ def try_examples(
     """Refuse a model or task that fails, carries state from one step to the next, or lets examples
     influence each other.
 
-    After the trial, the module's weights, buffers and mode and the state of PyTorch's random
-    generators are restored.
+    After the trial, the module's weights, buffers and mode, and the states of PyTorch's random
+    generators, are restored.
 
     Args:
         module: the initial model.
@@ -80,7 +79,7 @@ def try_examples(
         task: task of the model.
         x: inputs of a few examples [n, ...], on the module's device.
         y: targets [n, ...] of these examples.
-        owner: the class on trial; a message names the line of this class.
+        owner: the class that is tested; a message names the line of this class.
 
     Raises:
         ConfigError: the message names the problem.
@@ -99,13 +98,14 @@ def try_examples(
 
     def sums() -> list[Tensor]:
         results = [gradients.sum(x, y, FlatClip(1.0)) for _ in range(2)]
-        # the norms are compared, too, because clipping hides differences between them
+        # the norms are compared too, because clipping hides differences between norms
         return [torch.cat([each.total, each.norms.flatten().to(each.total)]) for each in results]
 
     gradients = _gradients(module, layers, task)
     with fork_rng(0, y.device), keep_modes(module):
         with prefix_key("model"):
-            gradients.condition(x)  # raises an error that explains the inputs' dimensions
+            # If the inputs' dimensions are wrong, this raises an error that explains them.
+            gradients.condition(x)
             models.require_repeatable(module, x)
             models.require_drawing_nothing(module, x)
             require_alike(sums, len(y), owner)
@@ -143,7 +143,7 @@ def try_step(
     Example:
         >>> from fedlgm import tasks
         >>> model, x, y = nn.Linear(2, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
-        >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # nothing is wrong
+        >>> try_step(model, LayerTable.from_module(model), tasks.get(), x, y)  # raises no error
     """
     with fork_rng(0, y.device), keep_modes(module):
         _Gradients(_gradients(module, layers, task), module, layers, task).compare(x, y)
@@ -182,8 +182,8 @@ def _require_separate(module: nn.Module, x: Inputs, condition: str) -> None:
 
 
 def _hostile(factor: float, values: Tensor) -> Tensor:
-    """Copy the rows, and multiply the first, the middle and the last row by a factor. Integers are
-    not changed.
+    """Copy the rows, and multiply the first, the middle and the last row by a factor. Integer rows
+    are returned unchanged.
     """
     if not values.is_floating_point():
         return values
@@ -194,8 +194,8 @@ def _hostile(factor: float, values: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model whose outputs for some rows of a batch differ from its outputs for the same
-    rows alone.
+    """Refuse a model whose outputs for some rows of a batch differ from its outputs for each of
+    these rows alone.
     """
     outputs = inputs.call(module.train(), x)
     for i in (0, 1, len(outputs) // 2, len(outputs) - 1):
@@ -208,7 +208,7 @@ def _require_outputs_alone(module: nn.Module, x: Inputs) -> None:
 
 
 class _Gradients:
-    """Comparison of the engine's clipped gradients with autograd's gradients of single examples.
+    """Compares the engine's clipped gradients with autograd's gradients of single examples.
 
     Args:
         engine: object that computes the engine's gradients.
@@ -223,11 +223,11 @@ class _Gradients:
         self._engine, self._module, self._layers, self._task = engine, module, layers, task
 
     def compare(self, x: Inputs, y: Tensor) -> None:
-        """Refuse a model or task if the engine's sum for a batch differs from the sum of autograd's
-        clipped gradients.
+        """Refuse a model or task if the engine's gradient of a single example differs from
+        autograd's, or if the engine's sum for a batch differs from the sum of the single gradients.
 
-        At some weights, rounding can move a unit's input across the kink of its activation
-        function. If gradients differ, the comparison is therefore repeated at nearby weights.
+        At some weights, rounding can move the input of an activation function across a kink. If
+        gradients differ, the comparison is therefore repeated at nearby weights.
         """
         problem = self._problem(x, y)
         for factor in _NEARBY:
@@ -278,7 +278,7 @@ class _Gradients:
         return None
 
     def _differentiate(self, x: Inputs, y: Tensor) -> Tensor:
-        """Compute autograd's gradient for one example, in the order of the layer table [D]."""
+        """Compute autograd's gradient for one example [D], in the order of the layer table."""
         parameters = dict(self._module.named_parameters())
         trained = [parameters[slot.name] for slot in self._layers.slots()]
         with torch.enable_grad():
@@ -294,8 +294,8 @@ class _Gradients:
 
 
 def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
-    """Change the examples so that they differ in scale and length even if the given examples are
-    alike. The first two examples get the same target.
+    """Change the examples so that they differ in scale and in length (the number of values before
+    zeros), even if the given examples are alike. Give the first two examples the same target.
     """
     count = len(y)
 
@@ -316,7 +316,7 @@ def _unlike(x: Inputs, y: Tensor) -> tuple[Inputs, Tensor]:
 
 @contextmanager
 def _accepting_failures() -> Iterator[None]:
-    """Ignore exceptions in the block except a `FedlgmError`, because a correct model may fail on
+    """Ignore all exceptions in the block except `FedlgmError`, because a correct model may fail on
     examples that are unlike its data.
     """
     try:
@@ -329,8 +329,8 @@ def _accepting_failures() -> Iterator[None]:
 
 @contextmanager
 def _perturb_weights(module: nn.Module, factor: float = 1.0) -> Iterator[None]:
-    """Perturb a module's weights inside the block, so that none of its parameters is zero. The
-    original weights are restored after the block.
+    """Perturb a module's trained parameters inside the block, so that none of them is all zeros.
+    The original values are restored after the block.
 
     Args:
         module: the module.

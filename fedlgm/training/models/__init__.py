@@ -1,8 +1,8 @@
-"""Models by name: the papers' models, two small text models, and users' models.
+"""Models by name: models from the papers, two small text models, and users' models.
 
-No bundled model has BatchNorm or another buffer, in-place activations or data-dependent control
-flow. All state can therefore be bounded and noised in the same way, and `torch.func.vmap` over
-stacked parameters gives the same results as a loop over clients.
+No bundled model has BatchNorm, other buffers, in-place activations or data-dependent control flow.
+All of a model's state can therefore be bounded and noised in the same way, and `torch.func.vmap`
+over stacked parameters gives the same results as a loop over clients.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _MODELS: Registry[Callable[..., nn.Module]] = Registry(
     },
 )
 _AXES = {"logistic": None, "mlp": None, "gru": 1, "transformer": 1}
-"""Number of axes of one input. Models without an entry need 3 axes; None accepts any number."""
+"""Number of axes of one input. Models without an entry need 3 axes; None means any number."""
 _SHAPES = {None: "of any shape", 1: "(length,)", 3: "(C, H, W)"}
 _FILLED = ("in_shape", "classes")
 
@@ -98,7 +98,7 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """Option names of a model, bundled or a user's own ("package.module:name").
+    """Names of the options of a bundled model, or of a user's model ("package.module:name").
 
     Raises:
         ConfigError: the model is unknown, or cannot be imported.
@@ -125,15 +125,16 @@ def build(
     """Build a model whose initial weights depend only on `seed`.
 
     Global random generators are neither read nor changed. Weights are drawn on the CPU and then
-    moved to the default device; under `with torch.device("meta")` nothing is drawn at all.
+    moved to the default device; under `with torch.device("meta")`, no weights are drawn.
 
     Args:
-        model: one of `names()`, or your own model. The functions of bundled models describe the
-            layers, the options and the sources. Your own model is a class or function that returns
-            an `nn.Module`, a reference "package.module:name" to one, or a module, which is copied
-            with its weights. If your function has parameters `in_shape` or `classes`, they get the
-            values below (`classes` keeps its default if the data do not give it). A model of
-            `transformers` or `peft` is wrapped in a `HuggingFace`.
+        model: one of `names()`, or your own model. The docstrings of the functions that build the
+            bundled models describe their layers, options and sources. Your own model is a class or
+            function that returns an `nn.Module`, a reference "package.module:name" to one, or an
+            `nn.Module`, which is copied with its weights. If your function has parameters
+            `in_shape` or `classes`, they get the values of the arguments below; if `classes` is
+            None, your parameter `classes` keeps its default. A model of `transformers` or `peft` is
+            wrapped in a `HuggingFace`.
         in_shape: shape of one input, such as (C, H, W) of images or (length,) of text, or a tuple
             of several shapes.
         classes: number of outputs per example (`Task.outputs`); None if the data do not determine
@@ -198,7 +199,9 @@ def _construct(
     seed: int,
     values: dict[str, Any],
 ) -> Any:
-    """The result of a function or class that is called with random numbers of the seed."""
+    """Call a function or class, with random generators that are seeded from `seed`, and return the
+    result.
+    """
     if not callable(source):
         raise ConfigError(
             f"model {label} is neither an nn.Module nor a class or function that returns one"

@@ -1,4 +1,4 @@
-"""Activations by name. None of them works in place."""
+"""Activation modules by name. No activation changes its input in place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "sigmoid": nn.Sigmo
 
 
 def activation(name: str) -> nn.Module:
-    """A new activation module: "tanh", "sigmoid" or "relu"."""
+    """Create an activation module by its name: "tanh", "sigmoid" or "relu"."""
     check_known("activation", name, _ACTIVATIONS)
     return _ACTIVATIONS[name]()

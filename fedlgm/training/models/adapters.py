@@ -1,7 +1,8 @@
-"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, without other packages.
+"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) of linear layers, which need no other package.
 
-Parameters have the names that `peft` gives them, `lora_A` and `lora_B`, so layer groupings and the
-export treat both packages in the same way. A frozen base is not trained, noised or sent.
+Parameters have the same names as in `peft`, `lora_A` and `lora_B`, so layer groupings and the
+export treat the adapters of both packages in the same way. A frozen base is not trained, noised or
+sent.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ Style = Literal["both", "ffa"]
 class LowRank(nn.Module):
     """A linear layer W x + b with a trained low-rank addition: W x + b + (alpha / r) B A x.
 
-    A [r, in] begins at random and B [out, r] begins at zero, so the layer is unchanged at first.
-    Source: Hu et al., 4.1.
+    The initial values of A [r, in] are random and those of B [out, r] are zero, so the layer's
+    outputs are unchanged at first. Source: Hu et al., 4.1.
 
     Args:
         base: the layer to adapt, which is frozen.
         rank: r, at least 1.
-        alpha: scale; None is r.
+        alpha: scale of the addition; None means r.
         generator: random generator that draws A.
 
     Raises:
-        ConfigError: the rank is below 1, or above the smaller side of the layer.
+        ConfigError: the rank is below 1, or above the smaller of the layer's two widths.
 
     Example:
         >>> layer = LowRank(nn.Linear(6, 4), rank=2)
@@ -64,7 +65,7 @@ class LowRank(nn.Module):
             nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., out] for [..., in]."""
+        """Outputs [..., out] for inputs [..., in]."""
         added: Tensor = self.base(x) + self.alpha / self.rank * self.lora_B(self.lora_A(x))
         return added
 
@@ -90,8 +91,9 @@ def adapt(
         also: suffixes of the names of further modules or parameters to train, such as a new output
             layer or "bias".
         style: "both" trains A and B; "ffa" freezes A at its initial value (FFA-LoRA; Sun et al.,
-            ICLR 2024). Then averages of the products B A are exact, and uploads are half as large.
-        seed: public seed of the initial A.
+            ICLR 2024). The average of the clients' B then gives the exact average of their products
+            B A, and uploads are about half as large.
+        seed: public seed from which the initial A is drawn.
 
     Returns:
         The model.
@@ -147,7 +149,7 @@ def adapt(
 
 
 def freeze_first_factors(model: nn.Module) -> nn.Module:
-    """Freeze the factor A of every adapter, of `LowRank` or of `peft`, in place, as the style "ffa"
+    """Freeze, in place, the factor A of every adapter of `LowRank` or `peft`, as the style "ffa"
     does.
 
     Example:

@@ -1,5 +1,5 @@
-"""Models that are not an `nn.Module`: a list of NumPy arrays, such as scikit-learn's
-coefficients.
+"""Models that are given as a list of NumPy arrays, such as scikit-learn's coefficients, and not as
+an `nn.Module`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fedlgm.errors import ConfigError
 
 
 def of_arrays(model: Any) -> Any:
-    """A list of NumPy arrays or tensors as a module with one parameter for each array. Any other
-    object is returned unchanged.
+    """Convert a list of NumPy arrays or tensors to a module with one parameter for each array. Any
+    other object is returned unchanged.
 
     Parameters are named "0", "1", ..., as Flower names the arrays of an `ArrayRecord`. Values
     become float32.

@@ -1,7 +1,7 @@
-"""The state of a model at the time when a trainer was made for it.
+"""The state of a model at the time when a trainer was created for it.
 
 A trainer examines its model once and then chooses how to differentiate it. Some trainers never call
-the model itself. A hook or module that is added later would therefore not run, and a later layer
+the model itself. A hook or module that is added later would therefore not run, and an added layer
 that mixes examples would not be found.
 """
 
@@ -24,7 +24,8 @@ _parts, _flags = (
 
 
 class Built:
-    """Modules, parameters, hooks and replaced `forward` methods of a model.
+    """A record of a model's modules, parameters, hooks and replaced `forward` methods, with which
+    later changes are detected.
 
     Args:
         module: the model.
@@ -45,14 +46,14 @@ class Built:
         self.renew()
 
     def renew(self) -> None:
-        """Accept the model in its present state, after a change by this package."""
-        # These objects are kept, so that no other object gets the same id.
+        """Record the model's present state, after this package has changed the model."""
+        # References to these objects are kept, so that no other object gets the same id.
         self._modules, self._kept = list(self._module.modules()), list(self._module.parameters())
         self._seen, self._global = _state(self._modules), _has_any_global_hook()
         self._named = self._now()
 
     def renew_if_changed(self) -> None:
-        """`renew` a model that has changed. The check is cheap."""
+        """Call `renew` if the model has changed. The check for changes is cheap."""
         if _state(self._modules) != self._seen:
             self.renew()
 
@@ -81,8 +82,8 @@ class Built:
 
 
 def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
-    """Class, children, `forward`, parameters and hooks of modules, in one flat list, which is the
-    fastest form.
+    """List the class, children, replaced `forward`, parameters and hooks of modules, in one flat
+    list, which is the fastest form to compare.
     """
     state: list[object] = []
     for module in modules:
@@ -108,8 +109,8 @@ def _state(modules: list[nn.Module], children: bool = True) -> list[object]:
 
 def is_altered(module: nn.Module) -> bool:
     """Whether the module's class alone does not determine what the module computes. This is so if
-    there are hooks of the module, of its parameters or of all modules; if a method is replaced,
-    such as `forward` or a method that it calls; or if a tensor is of a subclass or replaces a
+    the module, its parameters or all modules have hooks; if a method is replaced, such as `forward`
+    or a method that `forward` calls; or if a tensor has a subclass as its type or replaces a
     parameter.
 
     Example:
@@ -135,8 +136,8 @@ def is_altered(module: nn.Module) -> bool:
 
 
 def refuse_gradient_hooks(module: nn.Module) -> None:
-    """Refuse hooks on gradients, because trainers of many clients or examples at once would not run
-    them.
+    """Refuse hooks on gradients, because trainers that compute the gradients of many clients or
+    examples at once would not run them.
 
     Raises:
         ConfigError: the message names the parameter or the module.

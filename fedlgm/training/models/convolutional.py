@@ -1,4 +1,4 @@
-"""The small convolutional networks of the papers' experiments."""
+"""Small convolutional networks from the papers' experiments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "tanh
         The model.
 
     Raises:
-        ConfigError: for an unknown activation or an input too small.
+        ConfigError: the activation is unknown, or the input is too small.
     """
     features = OrderedDict(
         conv1=nn.Conv2d(in_shape[0], 16, 8, stride=2, padding=2),
@@ -47,8 +47,8 @@ def cifar_cnn(
 ) -> nn.Module:
     """CIFAR-10 network of Tramer and Boneh (ICLR 2021).
 
-    Three times (Conv, Conv, MaxPool 2), 3x3 with pad 1, of 32, 64 and 128 channels, then FC 128 and
-    FC classes: 550,570 parameters for 3x32x32 and 10 classes.
+    Three times (Conv, Conv, MaxPool 2) with 32, 64 and 128 channels, where all convolutions are 3x3
+    with pad 1; then FC 128 and FC classes: 550,570 parameters for 3x32x32 and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -59,7 +59,7 @@ def cifar_cnn(
         The model.
 
     Raises:
-        ConfigError: for an unknown activation or an input too small.
+        ConfigError: the activation is unknown, or the input is too small.
     """
     features: OrderedDict[str, nn.Module] = OrderedDict()
     before = in_shape[0]
@@ -77,9 +77,9 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
     connected layer.
 
     Three times (Conv, Conv, AvgPool 2) of 32, 64 and 128 channels, Conv 256, Conv classes, mean
-    over the positions, all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
+    over the positions, with all convolutions 3x3 with pad 1: 605,226 parameters for 3x32x32 and 10
     classes. The published figures of this network belong to the same layers. The LM-DP-SGD paper
-    calls this network 12-layer Deep-CNN.
+    calls this network "12-layer Deep-CNN".
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -90,7 +90,7 @@ def d_cnn(in_shape: tuple[int, int, int], classes: int, *, activation: str = "ta
         The model.
 
     Raises:
-        ConfigError: for an unknown activation or an input too small.
+        ConfigError: the activation is unknown, or the input is too small.
     """
     if min(in_shape[1:]) < 8:
         raise ConfigError(
@@ -115,16 +115,17 @@ def cnn_small(
 ) -> nn.Module:
     """Stand-in for the unspecified "CNN" of the LaDP-FL paper (Tables I to VII).
 
-    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (partial windows kept), FC 128, FC
+    Conv 32 3x3, MaxPool 2, Conv 64 3x3, MaxPool 2, AvgPool 2 (with partial windows), FC 128, FC
     classes: 94,538 parameters for CIFAR-10, 106,148 for CIFAR-100, 100,670 for FEMNIST.
 
-    The paper gives no layers, but it gives the norms of the noise of Full DP. This noise has the
-    same standard deviation for all parameters of all models. The squared ratio of the noise norms
-    of two models is therefore the ratio of the models' sizes, for the CNN as for a ResNet-18. Table
-    VII then implies, at four budgets each, 79,825 to 105,850 parameters on CIFAR-10 (mean 94,718)
-    and 104,206 to 108,721 on CIFAR-100 (mean 105,835). The means differ by the cost of 90 more
-    outputs on 128 hidden units. The layers used here are those of a common network of this size
-    with two convolutions. They are not known to be the authors' layers.
+    The paper does not describe the layers, but it reports the norms of the noise of Full DP. This
+    noise has the same standard deviation for all parameters of all models. The squared ratio of the
+    noise norms of two models is therefore the ratio of the models' sizes, and the size of one of
+    them, a ResNet-18, is known. From four budgets for each data set, Table VII implies 79,825 to
+    105,850 parameters on CIFAR-10 (mean 94,718) and 104,206 to 108,721 on CIFAR-100 (mean 105,835).
+    The difference between the means is about the number of parameters that 90 more outputs on 128
+    hidden units need. The layers used here are those of a common network of this size with two
+    convolutions. Whether the authors used the same layers is not known.
 
     Args:
         in_shape: shape (C, H, W) of one input.
@@ -135,7 +136,7 @@ def cnn_small(
         The model.
 
     Raises:
-        ConfigError: for an unknown activation or an input too small.
+        ConfigError: the activation is unknown, or the input is too small.
     """
     features = OrderedDict(
         conv1=nn.Conv2d(in_shape[0], 32, 3),

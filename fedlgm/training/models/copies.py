@@ -22,12 +22,12 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def copy_model(module: M) -> M:
-    """A deep copy of a model that shares nothing with it.
+    """Make a deep copy of a model that shares no module, parameter or buffer with the original.
 
     Raises:
-        ConfigError: an attribute cannot be copied; the copy would still use a part of the original;
-            or parameters share memory, which the copied parameters would not share. The message
-            names the attribute.
+        ConfigError: an attribute cannot be copied; the copy would still use a module, parameter or
+            buffer of the original; or parameters share memory, which the copied parameters would
+            not share. The message names the attribute.
 
     Example:
         >>> layer, __name__ = nn.Linear(2, 1), "mypkg.models"
@@ -43,7 +43,7 @@ def copy_model(module: M) -> M:
         raise ConfigError(f"a model to copy must be an nn.Module, got {type(module).__name__}")
     require_own_storage(module)
     try:
-        with drawing():  # no copy while another thread tries changed weights, see below
+        with drawing():  # no copy while another thread changes weights in `require_faithful_copies`
             duplicate = copy.deepcopy(module)
     except Exception as error:  # attributes of a user's model may raise anything
         raise _copy_error(module, error) from error
@@ -52,7 +52,7 @@ def copy_model(module: M) -> M:
 
 
 def require_own_storage(module: nn.Module) -> None:
-    """Refuse two parameters, or a parameter and another tensor of the model, in the same memory.
+    """Refuse a model in which two parameters, or a parameter and another tensor, share memory.
 
     One parameter under two names is allowed.
 
@@ -96,17 +96,19 @@ def require_own_storage(module: nn.Module) -> None:
 
 @drawing()
 def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
-    """Refuse a model if the outputs of a copy do not depend on the copy's own weights. Outputs and
-    gradients after a change of weights show this.
+    """Refuse a model if the outputs of a copy do not depend on the copy's own weights. To find out,
+    both models get the same new weights, and their outputs and gradients are compared.
 
-    Only one thread at a time changes weights or copies a model, so that threads may share a model.
+    Only one thread at a time changes weights or copies a model in this package, so threads may
+    share a model.
 
     Args:
         module: the model, which is not changed.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the message names the parameter that the copy does not follow.
+        ConfigError: a copy's outputs or gradients differ from those of the model; the message names
+            the parameter whose gradient differs.
     """
     if not isinstance(x, Tensor | tuple):
         raise ConfigError(f"inputs must be a tensor or a tuple of tensors, got {type(x).__name__}")
@@ -133,7 +135,7 @@ def require_faithful_copies(module: nn.Module, x: Inputs) -> None:
 
 
 def _outputs_and_gradients(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[str, Tensor]]:
-    """Outputs and gradients of the model at changed weights."""
+    """Change the model's weights, and return its outputs and gradients at the new weights."""
     trained = {name: value for name, value in module.named_parameters() if value.requires_grad}
     with torch.no_grad(), fork_rng(0):
         for value in trained.values():
@@ -147,7 +149,7 @@ def _outputs_and_gradients(module: nn.Module, x: Inputs) -> tuple[Tensor, dict[s
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Tensors of a model other than parameters, by the attributes that hold them."""
+    """Pairs of path and value for all tensors of a model except parameters."""
     reached = (item for item in reach(module, "") if not item.shared)
     return [
         (i.path, i.value)
@@ -157,7 +159,7 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
-    """Refuse a copy that reaches a part of the original."""
+    """Refuse a copy from which a module, parameter or buffer of the original can be reached."""
     parts: dict[int, str] = {id(each): f"module {name!r}" for name, each in module.named_modules()}
     parts |= {id(each): f"parameter {name!r}" for name, each in module.named_parameters()}
     parts |= {id(each): f"buffer {name!r}" for name, each in module.named_buffers()}
@@ -171,14 +173,14 @@ def _require_apart(module: nn.Module, duplicate: nn.Module) -> None:
 
 
 def _label(item: Reached) -> str:
-    """Name of the part that refers to the original. It is the copy's name if the copy is the
-    original itself.
+    """Name of the attribute that refers to the original; if copying returned the original itself,
+    the name of its `__deepcopy__`.
     """
     return repr(item.top or item.path) if item.path else f"{type(item.value).__name__}.__deepcopy__"
 
 
 def _copy_error(module: nn.Module, error: Exception) -> ConfigError:
-    """The message for the first attribute that cannot be copied."""
+    """Make the error for the first attribute that cannot be copied."""
     for name, each in module.named_modules():
         memo: dict[int, Any] = {id(part): part for part in each.modules() if part is not module}
         for attribute, value in vars(each).items():

@@ -26,19 +26,20 @@ def mlp(
     hidden: Sequence[int] = (32,),
     activation: str = "tanh",
 ) -> nn.Module:
-    """Multi-layer perceptron; on 8x8 digits its default is 64-32-10 with 2,410 parameters.
+    """Multi-layer perceptron; by default, its layers for 8x8 digits have the widths 64-32-10 (2,410
+    parameters).
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        hidden: width of each hidden layer, beginning at the input.
+        hidden: widths of the hidden layers, in order from the input.
         activation: "tanh", "sigmoid" or "relu", after each hidden layer.
 
     Returns:
         The model.
 
     Raises:
-        ConfigError: for a width below 1 or an unknown activation.
+        ConfigError: a width is below 1, or the activation is unknown.
     """
     if not isinstance(hidden, Sequence) or any(
         not isinstance(width, int) or width < 1 for width in hidden

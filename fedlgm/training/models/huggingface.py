@@ -1,6 +1,7 @@
-"""Models of Hugging Face's `transformers` and `peft` as plain modules: tensors in, logits out.
+"""Models of Hugging Face's `transformers` and `peft`, wrapped as plain modules that map tensors to
+logits.
 
-This module imports neither package: it recognises a model by the package of its class.
+This module imports neither package, and recognises a model by the package of the model's class.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class HuggingFace(nn.Module):
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Logits [n, ...].
+        """Compute the logits [n, ...].
 
         Raises:
             ConfigError: the model returns no logits, for example because it has no head.
@@ -84,11 +85,11 @@ def is_huggingface(module: object) -> bool:
 
 
 def instance_of(model: Any) -> Any:
-    """The module that a class or function without required arguments returns. Any other object is
-    returned unchanged.
+    """Call a class or function without required arguments, and return the resulting module. Any
+    other object is returned unchanged.
 
-    The defaults of a run depend on the class of the module. A function that fails is also returned
-    unchanged, because the run calls it again and reports the error.
+    The module is needed because the defaults of a run depend on its class. A function that fails is
+    also returned unchanged, because the run calls the function again and reports the error.
 
     Example:
         >>> instance_of(nn.Identity), instance_of("mlp"), instance_of(nn.Linear) is nn.Linear
@@ -101,8 +102,7 @@ def instance_of(model: Any) -> Any:
 
 
 def plain(module: Any) -> Any:
-    """The module in the form that the library calls: a Hugging Face model is wrapped in a
-    `HuggingFace`; any other object is unchanged.
+    """Wrap a Hugging Face model in a `HuggingFace`. Any other object is returned unchanged.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -113,7 +113,7 @@ def plain(module: Any) -> Any:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Inverse of `plain`.
+    """Undo `plain`: return the model in a `HuggingFace`, and any other module unchanged.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -124,13 +124,13 @@ def original(module: nn.Module) -> nn.Module:
 
 
 def base_model(model: Any) -> Any:
-    """The `transformers` model below PEFT's adapters, or the model itself."""
+    """Return the `transformers` model inside a model of `peft`, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def task_of(model: Any) -> str | None:
-    """Name of the task for which a Hugging Face model's head is made; None if the default task
-    suits the model.
+    """Name of the task that suits the head of a Hugging Face model; None if this is the default
+    task or the model is of another kind.
 
     Args:
         model: a module, or a class or function that returns one.

@@ -1,7 +1,7 @@
-"""Requirements on a model for private and reproducible training.
+"""Requirements that a model must meet for private and reproducible training.
 
 A model must keep no state between clients, because state from one client would change the next
-client's update. Constant buffers (a causal mask, position codes) are allowed.
+client's update. Constant buffers, such as a causal mask or position codes, are allowed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ADVICE = (
 
 
 class Frozen:
-    """Base class of BatchNorm layers that use their running statistics as constants in training and
-    evaluation mode, so that an example's output does not depend on the other examples.
+    """Base class of BatchNorm layers that use their running statistics as constants in both
+    training and evaluation mode, so that an example's output does not depend on the other examples.
     """
 
     def forward(self: Any, input: Tensor) -> Tensor:
@@ -60,8 +60,8 @@ _FROZEN: dict[type, type] = {
 
 
 def freeze_norms_(module: nn.Module) -> None:
-    """Make the statistics of those BatchNorm layers constant, in place, that the user keeps in
-    evaluation mode.
+    """Make the statistics constant in those BatchNorm layers that the user keeps in evaluation
+    mode. The layers are changed in place.
 
     A user keeps a layer in evaluation mode if it is in this mode although the model is in training
     mode, or if it stays in this mode when the model's `train` is called. The class of such a layer
@@ -87,7 +87,7 @@ def freeze_norms_(module: nn.Module) -> None:
 
 
 def require_stateless(module: nn.Module) -> None:
-    """Refuse a module with running statistics, which are buffers that training changes.
+    """Refuse a module with running statistics, which are buffers that training would change.
 
     The values that clients would write to such buffers are neither bounded nor noised nor
     aggregated. `Unchanged` refuses a module that changes other buffers.
@@ -110,12 +110,13 @@ def require_trainable(module: object, label: str = "'custom'", *, statistics: bo
     Args:
         module: the object.
         label: name of the model in the message.
-        statistics: whether to accept running statistics, because they do not leave the clients.
+        statistics: whether to accept running statistics, as is safe if they do not leave the
+            clients.
 
     Raises:
         ConfigError: the object is not an `nn.Module`, is compiled, or has no trainable parameters;
             a parameter is lazy, empty, without values, not float32 or not finite, or has a hook
-            that runs when its gradient is accumulated, which no trainer does; or the object has
+            that runs only when a gradient is accumulated, which no trainer does; or the object has
             running statistics (see `require_stateless`).
     """
     if not isinstance(module, nn.Module):
@@ -224,12 +225,12 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     mode (dropout), for each client and round.
 
     Args:
-        module: the module, which is called in both modes; its mode is restored.
+        module: the module, which is called in training and evaluation mode; its mode is restored.
         x: inputs of a few public examples.
 
     Raises:
-        ConfigError: the same inputs give different outputs in a second call, or the module writes a
-            buffer or fails.
+        ConfigError: the same inputs give different outputs in a second call, or the module changes
+            a buffer or fails.
     """
     buffers, restored = Unchanged(module), Restored.of(module, None)
     outputs, after = [], list[Tensor]()
@@ -243,7 +244,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
             inputs.call(module.train(), inputs.take(x, slice(1)))
         if restored is not None:
             restored.restore()
-        for mode in (False, True):  # the second call follows a call with other examples
+        for mode in (False, True):  # the second call follows a call with fewer examples
             for given in (inputs.take(x, slice(1)), x):
                 with users_code("the model fails in training mode", module), fork_rng(0):
                     after.append(inputs.call(module.train(mode), given).clone())
@@ -256,7 +257,7 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
     )
     for first, again in pairs:
         # Terms may be summed in a different order. The effect of stored or random values is far
-        # larger than this rounding.
+        # larger than the resulting rounding differences.
         if not torch.allclose(first, again, rtol=1e-5, atol=1e-7, equal_nan=True):
             raise ConfigError(
                 "the model returns different outputs for the same inputs when it is called again: "
@@ -269,13 +270,13 @@ def require_repeatable(module: nn.Module, x: Inputs) -> None:
 def require_seen_gradients(module: nn.Module, x: Inputs) -> None:
     """Refuse a module if training cannot obtain the gradients of all its parameters.
 
-    Training computes gradients by `torch.autograd.grad`. The older (reentrant) kind of activation
+    Training computes gradients with `torch.autograd.grad`. The older (reentrant) kind of activation
     checkpointing computes the gradients of the layers inside the checkpoint in a separate backward
     pass, whose results `torch.autograd.grad` does not return. These layers would not be trained,
-    and would only receive noise.
+    and would only accumulate noise.
 
     Args:
-        module: the module, whose `grad` attributes are changed.
+        module: the module; the `grad` attributes of its parameters are changed.
         x: inputs of a few public examples.
 
     Raises:
@@ -315,7 +316,7 @@ def require_drawing_nothing(module: nn.Module, x: Inputs | None = None) -> None:
 
     Args:
         module: the module, whose mode is restored.
-        x: inputs of a few public examples, with which functional dropout is detected. With None,
+        x: inputs of a few public examples, which are used to detect functional dropout. With None,
             only dropout layers are detected.
 
     Raises:
@@ -372,11 +373,12 @@ class Unchanged:
         self._buffers = self._versions()
 
     def check(self) -> None:
-        """Refuse a module that has written or replaced a buffer or a frozen parameter since the
-        snapshot.
+        """Refuse the module if a buffer or frozen parameter has been changed or replaced since this
+        record was made.
 
         Raises:
-            ConfigError: a buffer or frozen parameter differs; the message names the first one.
+            ConfigError: a buffer or frozen parameter differs; the message names the first
+                difference.
         """
         if not self._buffers:
             return

@@ -19,13 +19,13 @@ from fedlgm.training.models.copies import copy_model
 def resnet18(
     in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
 ) -> nn.Module:
-    """ResNet-18 of torchvision with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
+    """Torchvision's ResNet-18 with GroupNorm: 11,173,962 parameters for 3 channels and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        groups: groups of each GroupNorm, 32 as in Wu and He (ECCV 2018). If this does not divide
-            the channels, their greatest common divisor.
+        groups: number of groups of each GroupNorm, by default 32 as in Wu and He (ECCV 2018). If it
+            does not divide the number of channels, the greatest common divisor of the two is used.
         stem: "cifar" (3x3 convolution, no pooling, for images of about 32x32) or "imagenet" (7x7
             stride 2, MaxPool).
 
@@ -33,7 +33,7 @@ def resnet18(
         The model.
 
     Raises:
-        ConfigError: for an option out of range.
+        ConfigError: an option is out of range.
     """
     return _torchvision("resnet18", in_shape[0], classes, groups, stem)
 
@@ -42,7 +42,7 @@ def resnet152(
     in_shape: tuple[int, int, int], classes: int, *, groups: int = 32, stem: str = "cifar"
 ) -> nn.Module:
     """ResNet-152 of torchvision with GroupNorm, the deepest model of the LaDP-FL paper. The options
-    are those of `resnet18`.
+    are the same as for `resnet18`.
     """
     return _torchvision("resnet152", in_shape[0], classes, groups, stem)
 
@@ -51,12 +51,14 @@ def resnet20(in_shape: tuple[int, int, int], classes: int, *, groups: int = 16) 
     """ResNet-20 for CIFAR (He et al., CVPR 2016, Section 4.2) with GroupNorm and projection
     shortcuts.
 
-    Nine basic blocks of 16, 32 and 64 channels: 272,474 parameters for 3 channels and 10 classes.
+    The model has nine basic blocks of 16, 32 and 64 channels, and 272,474 parameters for 3 channels
+    and 10 classes.
 
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        groups: groups of each GroupNorm, or the greatest common divisor with its channels.
+        groups: number of groups of each GroupNorm. If it does not divide the number of channels,
+            the greatest common divisor of the two is used.
 
     Returns:
         The model.
@@ -101,7 +103,8 @@ def vgg16(
     Args:
         in_shape: shape (C, H, W) of one input.
         classes: number of outputs.
-        groups: groups of each GroupNorm, or the greatest common divisor with its channels.
+        groups: number of groups of each GroupNorm. If it does not divide the number of channels,
+            the greatest common divisor of the two is used.
         head: "mean" (mean over the positions and one linear layer: 14,728,266 parameters for 3
             channels and 10 classes) or "imagenet" (torchvision's three linear layers, without
             dropout: 134 million).
@@ -110,7 +113,7 @@ def vgg16(
         The model.
 
     Raises:
-        ConfigError: for an option out of range or an input too small.
+        ConfigError: an option is out of range, or the input is too small.
     """
     from torchvision.models import vgg16_bn
 
@@ -145,18 +148,19 @@ def vgg16(
 
 
 def to_groupnorm(module: nn.Module, groups: int = 32) -> nn.Module:
-    """A copy of a model with GroupNorm in place of every BatchNorm. The copy has no statistics over
-    examples and no buffers of BatchNorm.
+    """Copy a model, and replace every BatchNorm in the copy with GroupNorm. The copy computes no
+    statistics over examples and has no buffers of BatchNorm.
 
     The copy keeps the weights and biases of the normalisation but not the running statistics, so a
     trained model needs further training.
 
     Args:
         module: any model; it is not changed.
-        groups: groups of each GroupNorm. If this does not divide the channels, their greatest
-            common divisor. In place of a `BatchNorm1d` or `SyncBatchNorm`, whose input may have one
-            value per channel, each group has at least 8 channels
-            or all of them: a group of one value would always be zero.
+        groups: number of groups of each GroupNorm. If it does not divide the number of channels,
+            the greatest common divisor of the two is used. The input of a `BatchNorm1d` or
+            `SyncBatchNorm` may have one value per channel, and the output of a group of one value
+            would always be zero. In their place, each group therefore has at least 8 channels or
+            all channels.
 
     Returns:
         The copy; its other parameters and their names are unchanged.
@@ -194,7 +198,7 @@ def _to_group_norm(batch_norm: nn.modules.batchnorm._BatchNorm, norm: Any) -> nn
 
 
 def _norm(groups: int) -> Any:
-    """A function from the number of channels to the normalisation layer."""
+    """Return a function that creates the normalisation layer for a number of channels."""
     groups = check_count("groups", groups)
     return partial(_group_norm, groups)
 
@@ -204,7 +208,7 @@ def _group_norm(groups: int, channels: int) -> nn.GroupNorm:
 
 
 def _torchvision(name: str, channels: int, classes: int, groups: int, stem: str) -> nn.Module:
-    """A ResNet of torchvision with GroupNorm, for any number of input channels."""
+    """Build a ResNet of torchvision with GroupNorm, for any number of input channels."""
     from torchvision.models import get_model
 
     if stem not in ("cifar", "imagenet"):

@@ -1,9 +1,9 @@
-"""Small models of text. They map tokens int64 [n, length] to logits of the next token [n, length,
+"""Small text models. They map tokens int64 [n, length] to logits of the next token [n, length,
 vocabulary].
 
-The two models use only plain tensor operations, so that `torch.func` can stack them over clients.
-For the fused kernels of torch's `nn.GRU` and `nn.MultiheadAttention`, `torch.func` has no rule, so
-clients would be trained one after another.
+The two models use only plain tensor operations, so that `torch.func` can train the models of many
+clients at once. For the fused kernels of PyTorch's `nn.GRU` and `nn.MultiheadAttention`,
+`torch.func` has no rule, so clients would be trained one after another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedlgm.errors import ConfigError
 
 
 class GatedUnit(nn.Module):
-    """Gated recurrent unit (Cho et al., EMNLP 2014), with the gates of torch's `nn.GRU`.
+    """Gated recurrent unit (Cho et al., EMNLP 2014), with the same gates as PyTorch's `nn.GRU`.
 
     Args:
         width: width of the inputs.
@@ -32,8 +32,8 @@ class GatedUnit(nn.Module):
         self.hidden = nn.Linear(hidden, 3 * hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """States [n, length, hidden] for inputs [n, length, width]; the state before the first
-        input is zero.
+        """Compute the states [n, length, hidden] for inputs [n, length, width]. The state before
+        the first input is zero.
         """
         width = self.hidden.in_features
         state = x.new_zeros(x.shape[0], width)
@@ -48,7 +48,7 @@ class GatedUnit(nn.Module):
 
 
 class RecurrentText(nn.Module):
-    """Embedding, gated recurrent units, linear outputs; see `gru`."""
+    """Model of an embedding, gated recurrent units and a linear output layer; see `gru`."""
 
     def __init__(self, vocabulary: int, width: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -59,13 +59,14 @@ class RecurrentText(nn.Module):
         self.outputs = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token."""
+        """Compute the logits of the next token."""
         logits: Tensor = self.outputs(self.units(self.embedding(tokens)))
         return logits
 
 
 class CausalAttention(nn.Module):
-    """Multi-head self-attention (Vaswani et al., NeurIPS 2017) to earlier positions only.
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017) of each position to itself and
+    earlier positions.
 
     Args:
         width: width of inputs and outputs.
@@ -79,7 +80,7 @@ class CausalAttention(nn.Module):
         self.mix = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [n, length, width] for inputs [n, length, width]."""
+        """Compute outputs [n, length, width] for inputs [n, length, width]."""
         length, width = x.shape[1], x.shape[2]
         query, key, value = (
             projection(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
@@ -107,13 +108,15 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [n, length, width] for inputs [n, length, width]."""
+        """Compute outputs [n, length, width] for inputs [n, length, width]."""
         x = x + self.attention(self.norm1(x))
         return x + self.contract(functional.gelu(self.expand(self.norm2(x))))
 
 
 class TransformerText(nn.Module):
-    """Token and position embeddings, causal blocks, linear outputs; see `transformer`."""
+    """Model of token and position embeddings, causal blocks and a linear output layer; see
+    `transformer`.
+    """
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -125,7 +128,9 @@ class TransformerText(nn.Module):
             nn.init.normal_(embedding.weight, std=1 / math.sqrt(width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token, for at most as many tokens as the model has positions."""
+        """Compute the logits of the next token. There may be at most as many tokens as the model
+        has positions.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         logits: Tensor = self.outputs(
             self.norm(self.blocks(self.embedding(tokens) + self.position(positions)))
@@ -136,8 +141,8 @@ class TransformerText(nn.Module):
 def gru(
     in_shape: tuple[int, ...], classes: int, *, width: int = 16, hidden: int = 64, layers: int = 1
 ) -> nn.Module:
-    """Character or token model with gated recurrent units: 20,928 parameters for a vocabulary of
-    64.
+    """Character or token model with gated recurrent units. By default, it has 20,928 parameters for
+    a vocabulary of 64.
 
     Args:
         in_shape: shape (length,) of one input.
@@ -147,10 +152,10 @@ def gru(
         layers: number of recurrent layers.
 
     Returns:
-        The model: tokens int64 [n, length] to logits [n, length, classes].
+        The model, which maps tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
-        ConfigError: an option below 1, or more than 1,000 layers.
+        ConfigError: an option is below 1, or there are more than 1,000 layers.
     """
     _require_counts(width=width, hidden=hidden, layers=layers)
     return RecurrentText(classes, width, hidden, layers)
@@ -159,8 +164,8 @@ def gru(
 def transformer(
     in_shape: tuple[int, ...], classes: int, *, width: int = 32, heads: int = 2, layers: int = 2
 ) -> nn.Module:
-    """Small causal transformer (pre-norm, learned positions): 22,336 parameters for 64 tokens at 32
-    positions.
+    """Small causal transformer (pre-norm, learned positions). By default, it has 22,336 parameters
+    for a vocabulary of 64 and 32 positions.
 
     Args:
         in_shape: shape (length,) of one input.
@@ -170,11 +175,11 @@ def transformer(
         layers: number of blocks.
 
     Returns:
-        The model: tokens int64 [n, length] to logits [n, length, classes].
+        The model, which maps tokens int64 [n, length] to logits [n, length, classes].
 
     Raises:
-        ConfigError: an option below 1, more than 1,000 layers, or heads that do not divide the
-            width.
+        ConfigError: an option is below 1, there are more than 1,000 layers, or `heads` does not
+            divide `width`.
     """
     _require_counts(width=width, heads=heads, layers=layers)
     if width % heads:

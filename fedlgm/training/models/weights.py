@@ -1,4 +1,4 @@
-"""Initial weights from a file: a public model from which private training starts."""
+"""Initial weights from a file, usually those of a public model that private training continues."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _PEFT = "base_model.model."
 
 
 def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
-    """Load the weights of a safetensors file, in place.
+    """Load weights from a safetensors file into a module, in place.
 
-    The file holds the tensors of the model, or of the base below its adapters, under PyTorch's
-    names. Adapters and buffers that the file lacks are left unchanged. All other tensors must be in
-    the file and in the model.
+    The file contains the tensors of the model, or of the base model without its adapters, under the
+    names of `state_dict`. Adapters and buffers that the file lacks are left unchanged. All other
+    tensors of the model must be in the file, and all tensors of the file must be in the model.
 
     Args:
-        module: the model; on the meta device only shapes are compared.
+        module: the model; for a model on the meta device, only names and shapes are compared.
         file: a file written by `fedlgm export` or `save_pretrained`, from training on public data.
 
     Returns:
         The module.
 
     Raises:
-        ConfigError: the file does not exist or cannot be read, or its tensors differ from the model's; the message
-            names the first difference.
+        ConfigError: the file does not exist or cannot be read, or its tensors differ from the
+            model's in name or shape; the message names the first difference.
 
     Example:
         >>> import tempfile
@@ -84,8 +84,8 @@ def load_weights_(module: nn.Module, file: Path | str) -> nn.Module:
 
 
 def digest_of_file(file: Path | str) -> str:
-    """SHA-256 of a file's bytes; for a pattern such as "sites/*.csv", the SHA-256 of the digests of
-    all matching files.
+    """Compute the SHA-256 of a file's bytes or, for a pattern such as "sites/*.csv", the SHA-256 of
+    the digests of all matching files.
 
     Raises:
         ConfigError: the file cannot be read.

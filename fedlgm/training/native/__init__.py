@@ -1,4 +1,4 @@
-"""Training of plain stacks of layers by a compiled kernel, with one call per client."""
+"""Training of plain stacks of layers by a compiled kernel, which trains a client in one call."""
 
 from fedlgm.training.native.library import instruction_set, reason
 from fedlgm.training.native.program import Program

@@ -1,5 +1,5 @@
-"""Calls of the compiled kernel, which takes addresses of tensors. The caller has checked shapes and
-ranges (`Program`).
+"""Calls of the compiled kernel, which takes the addresses of tensors. Callers must have checked
+shapes and ranges (see `Program`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _ALIGNED = 16  # floats of a cache line
 
 @dataclass(frozen=True)
 class Settings:
-    """The kernel's `Optimizer`. `clip` is the l2 norm to which a batch's gradient is clipped; 0
-    does not clip.
+    """Settings of the kernel's optimizer (`Optimizer` in kernel.cpp). `clip` is the l2 norm to
+    which a batch's gradient is clipped; with 0, gradients are not clipped.
     """
 
     adam: bool
@@ -26,7 +26,7 @@ class Settings:
 
 
 def area(library: ctypes.CDLL, ops: Tensor, batch: int) -> Tensor:
-    """Working memory for batches up to this size."""
+    """Allocate working memory for batches of up to `batch` examples."""
     size = int(library.fedlgm_workspace(ops.data_ptr(), len(ops), batch))
     assert size >= 0, "more layers than the kernel has room for"
     memory = torch.empty(size + _ALIGNED)
@@ -46,7 +46,7 @@ def run(
     update: Tensor,
     memory: Tensor,
 ) -> None:
-    """Fill `update` [D] with the trained model minus `model` or, without settings, with the
+    """Fill `update` [D] with the trained model minus `model` or, if `settings` is None, with the
     gradient of the first batch.
 
     Args:
@@ -54,12 +54,12 @@ def run(
         ops: a program, int64 [layers, 15].
         x: inputs [N, ...].
         y: targets [N] or [N, outputs].
-        order: rows of every epoch, int64 [epochs, n].
+        order: order of the row numbers in every epoch, int64 [epochs, n].
         batch: number of examples in a step.
         loss: 0 for cross-entropy, 1 for the mean squared error, 2 for binary cross-entropy.
-        settings: settings of the optimizer.
+        settings: settings of the optimizer; None computes a gradient only.
         model: parameters [D].
-        update: array for the result.
+        update: tensor for the result, float32 [D].
         memory: see `area`.
     """
     tensors = (ops, x, y, order, model, update)
@@ -87,13 +87,14 @@ def run(
 
 
 class Examples:
-    """Norms of the gradients of a block of examples (`measure`), and then the weighted sum of these
-    gradients (`add`).
+    """Computes the norms of the gradients of a block of examples (`measure`), and then the weighted
+    sum of these gradients (`add`).
 
     Args:
         library: the kernel.
         ops: a program, int64 [layers, 15].
-        columns: index in the layer table for every op's weight and bias, int64 [layers, 2].
+        columns: index of the table's layer that contains the weight and the bias of every op, int64
+            [layers, 2].
         width: number of layers of the table, K.
         most: largest number of examples in a block.
     """
@@ -117,17 +118,17 @@ class Examples:
         self._count, self._width = len(ops), width
 
     def measure(self, x: Tensor, y: Tensor, loss: int, model: Tensor, order: int) -> Tensor:
-        """Amounts of the norms of the gradients of `x` [n, ...], float64 [n, K]; `add` then adds
-        these gradients.
+        """Compute the gradients of the examples `x` [n, ...], and return the sums of their absolute
+        values or squares in each layer, float64 [n, K]. `add` then adds these gradients.
 
         Args:
-            x: inputs, at most as many as a block holds.
+            x: inputs of at most as many examples as a block can contain.
             y: targets [n] or [n, outputs].
             loss: 0 for cross-entropy, 1 for the mean squared error, 2 for binary cross-entropy.
             model: parameters [D].
             order: 1 for absolute values, 2 for squares.
         """
-        rows = x.shape[0]  # `len` of a tensor takes as long as arithmetic
+        rows = x.shape[0]  # `len(x)` would take as long as the arithmetic on a small tensor
         assert rows == y.shape[0] <= self._most
         assert x.is_contiguous()
         assert y.is_contiguous()
@@ -155,8 +156,8 @@ class Examples:
         return amounts
 
     def add(self, factors: Tensor, sums: Tensor) -> None:
-        """Add the measured gradients times factors, float64 [n, K], to packed `sums`; a factor of
-        zero adds nothing.
+        """Multiply the measured gradients by `factors`, float64 [n, K], and add them to the packed
+        `sums`. A gradient with the factor 0 is left out.
         """
         factors = factors.contiguous()
         assert factors.dtype == sums.dtype == torch.float64
@@ -177,19 +178,19 @@ class Examples:
         )
 
     def sums(self) -> Tensor:
-        """Packed sums of zero examples."""
+        """Create packed sums that are zero."""
         return torch.zeros(self._size, dtype=torch.float64)
 
     def unpack(self, sums: Tensor, parameters: int) -> Tensor:
-        """Sums in the order of the model, float64 [D]."""
+        """Rearrange packed sums into the order of the model's parameters, float64 [D]."""
         total = torch.empty(parameters, dtype=torch.float64)
         self._library.fedlgm_unpack(self._ops, self._count, sums.data_ptr(), total.data_ptr())
         return total
 
 
 def sizes(library: ctypes.CDLL, ops: Tensor) -> tuple[int, int]:
-    """Number of packed parameters, and number of values that are kept for one example's
-    gradient.
+    """Return the number of packed parameters, and the number of values that are kept for one
+    example's gradient.
     """
     pair = (ctypes.c_int64 * 2)()
     library.fedlgm_sizes(ops.data_ptr(), len(ops), pair)

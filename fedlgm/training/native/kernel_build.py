@@ -19,13 +19,16 @@ FLAGS: dict[InstructionSet, tuple[str, ...]] = {
     "portable": ("-DFEDLGM_PORTABLE",),
 }
 PREBUILT = Path(__file__).with_name("prebuilt")
-"""Folder of the kernels of a wheel for one platform; other installations do not have it."""
+"""Folder of the kernels in a wheel for one platform; other installations do not have this folder.
+"""
 SEAL = ".sha256"
-"""Suffix of the file with a kernel's length and SHA-256."""
+"""Suffix of the file that contains a kernel's length and SHA-256."""
 
 
 def name_kernel(instructions: InstructionSet) -> str:
-    """The file of a kernel, named by instruction set, sources and flags."""
+    """File name of a kernel, made from the instruction set and a digest of the sources and the
+    common flags.
+    """
     text = b"".join(file.read_bytes() for file in SOURCES) + repr(COMMON).encode()
     return f"{instructions}-{hashlib.sha256(text).hexdigest()[:24]}.so"
 
@@ -33,10 +36,10 @@ def name_kernel(instructions: InstructionSet) -> str:
 def compile_command(
     compiler: Sequence[str], instructions: InstructionSet, file: Path | str
 ) -> list[str]:
-    """The command that compiles a kernel into a file."""
+    """Return the command that compiles a kernel into a file."""
     return [*compiler, *COMMON, *FLAGS[instructions], str(SOURCES[0]), "-o", str(file)]
 
 
 def seal_of(kernel: bytes) -> str:
-    """Length and SHA-256 of a kernel, by which a damaged file is recognised."""
+    """Return the length and SHA-256 of a kernel, by which a damaged file is recognised."""
     return f"{len(kernel)} {hashlib.sha256(kernel).hexdigest()}\n"

@@ -1,12 +1,12 @@
-"""The compiled kernel. It is built from `kernel.cpp` with the system's C++ compiler at first use
-and kept on disk; a wheel for one platform contains it.
+"""The compiled kernel. It is built from `kernel.cpp` with the system's C++ compiler at first use,
+and stored on disk; a wheel for one platform already contains it.
 
-The kernel is stored with other kept results (`fedlgm.cache.folder`). Its name is derived from its
-source and flags, and its length and SHA-256 are stored beside it. Loading a damaged file would end
-the process, so a damaged kernel is compiled again instead. Before use the kernel must reproduce a
-known answer bit for bit. The kernel of a compiler that reorders arithmetic is therefore refused.
-The failure of a compiler is also recorded in that folder, so that this compiler is not tried at
-every start. Another compiler is tried, and `fedlgm doctor` tries the failed compiler again.
+The kernel is stored in the cache (`fedlgm.cache.folder`). Its file name is derived from the sources
+and the common flags, and its length and SHA-256 are stored beside it. Loading a damaged file would
+end the process, so a damaged kernel is not loaded but compiled again. Before use, the kernel must
+reproduce a known answer bit for bit, so the kernel of a compiler that reorders arithmetic is
+refused. If a compiler fails, this is recorded in the cache, so that the same compiler is not tried
+at every start. A different compiler is tried, and `fedlgm doctor` tries the failed compiler again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedlgm.files import explain_failure, write_durably
 from fedlgm.training.native import kernel_build
 from fedlgm.training.native.kernel_build import InstructionSet
 
-_LONGEST = 300  # largest time of a compilation, in seconds
+_LONGEST = 300  # time limit of a compilation, in seconds
 _FAILED = ".failed"  # suffix of the record of a compiler that failed
 _PART = ".part"  # suffix of a kernel that is being compiled
 # arguments of the functions in kernel.cpp and examples.h: a, an address, or n, a number
@@ -51,20 +51,20 @@ _ANSWER = "c37cea7d91efdedbfc181eea0393034e"  # result of `answer` on every mach
 
 
 def instruction_set() -> InstructionSet | None:
-    """The widest instruction set that both this processor and the kernel have; None without AVX2
-    and AVX-512.
+    """Return the widest instruction set that both this processor and the kernel support; None
+    without AVX2 and AVX-512.
 
-    PyTorch determines the instruction set, so `ATEN_CPU_CAPABILITY=avx2` restricts it.
+    PyTorch detects the instruction set, so `ATEN_CPU_CAPABILITY=avx2` restricts it to AVX2.
     """
     by_capability: dict[str, InstructionSet] = {"AVX512": "avx512", "AVX2": "avx2"}
     return by_capability.get(torch.backends.cpu.get_cpu_capability())
 
 
 def reason(*, again: bool = False) -> str | None:
-    """The reason why this machine has no kernel; None if it has a kernel.
+    """Return the reason why this machine has no kernel; None if it has one.
 
     Args:
-        again: whether to try a compiler again that has failed before.
+        again: whether to try compilers again that have failed before.
     """
     if again:
         for failure in () if (folder := _kernel_folder()) is None else folder.glob(f"*{_FAILED}"):
@@ -79,11 +79,11 @@ def reason(*, again: bool = False) -> str | None:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The kernel for this machine, compiled on first use.
+    """Load the kernel for this machine, which is compiled at first use.
 
     Raises:
         ConfigError: there is no suitable instruction set or no compiler, or the compiler fails or
-            changes the arithmetic.
+            reorders arithmetic.
     """
     here = instruction_set()
     if here is None:
@@ -95,7 +95,7 @@ def library() -> ctypes.CDLL:
 
 
 def build(instructions: InstructionSet) -> ctypes.CDLL:
-    """The kernel for some instruction set, loaded; see `library`."""
+    """Load the kernel for an instruction set, and compile it if necessary; see `library`."""
     name = kernel_build.name_kernel(instructions)
     if _is_whole(packaged := kernel_build.PREBUILT / name):
         with contextlib.suppress(ConfigError):  # a kernel that cannot be loaded is compiled
@@ -115,8 +115,8 @@ def build(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 def _kernel_folder() -> Path | None:
-    """The folder of compiled kernels; None if kernels are not kept. No other user can write to it,
-    because its files are executed.
+    """Return the folder of compiled kernels; None if kernels are not stored. Only a folder to which
+    no other user can write is used, because its files are executed.
     """
     root = remembered.folder()
     if root is None:
@@ -133,8 +133,8 @@ def _kernel_folder() -> Path | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process compiles, and the other processes wait. The lock ends with the process that holds
-    it. The next holder deletes unfinished files.
+    """Let only one process compile inside the block, while other processes wait. The lock ends with
+    the process that holds it. A new holder of the lock deletes unfinished files.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -165,15 +165,15 @@ def _compile_and_load(instructions: InstructionSet, place: Path) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """Command of the C++ compiler; an empty word if no compiler is found."""
+    """Return the command of the C++ compiler, whose first word is empty if no compiler is found."""
     return shlex.split(os.environ.get("CXX", "")) or [
         shutil.which("c++") or shutil.which("g++") or ""
     ]
 
 
 def _identity(command: list[str]) -> str:
-    """A compiler's command, and the size and time of its file, in one line. A different version of
-    the compiler has a different size or time.
+    """Describe a compiler in one line: its command, and the size and modification time of its file.
+    Another version of the compiler has another size or time.
     """
     path = shutil.which(command[0])
     if path is None:
@@ -185,8 +185,8 @@ def _identity(command: list[str]) -> str:
 
 
 def _compile(instructions: InstructionSet, place: Path) -> None:
-    """Compile to a file beside `place`, and then write kernel and seal durably. Readers see a
-    complete kernel or no kernel.
+    """Compile to a temporary file, and then write the kernel to `place`, with its seal beside it.
+    Readers see a complete kernel or no kernel.
     """
     command = _compiler()
     if not command[0]:
@@ -226,7 +226,7 @@ def _compile(instructions: InstructionSet, place: Path) -> None:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether a kernel is the file that was compiled, byte for byte."""
+    """Whether a kernel's file matches its seal."""
     try:
         seal = place.with_suffix(kernel_build.SEAL).read_text(encoding="utf-8")
         return seal == kernel_build.seal_of(place.read_bytes())
@@ -235,9 +235,7 @@ def _is_whole(place: Path) -> bool:
 
 
 def _discard(place: Path) -> None:
-    """Delete a compiled kernel, so that another compiler is tried. The file of a wheel is not
-    deleted.
-    """
+    """Delete a compiled kernel, so that another compiler is tried. A wheel's kernel stays."""
     if place.parent != kernel_build.PREBUILT:
         place.unlink(missing_ok=True)
 
@@ -270,8 +268,8 @@ def declare(made: ctypes.CDLL) -> None:
 
 
 def answer(made: ctypes.CDLL) -> str:
-    """Digest of the kernel's results for a fixed small client. The results cover every layer, loss,
-    norm and optimizer.
+    """Compute a digest of the kernel's results for a fixed small client. The results cover every
+    kind of layer, loss, norm and optimizer.
     """
     from fedlgm.training.native.call import Examples, Settings, area, run
 
@@ -291,7 +289,7 @@ def answer(made: ctypes.CDLL) -> str:
     )
 
     def numbers(*shape: int) -> Tensor:
-        """Some numbers in [-1/2, 1/2), without a generator."""
+        """Compute some fixed numbers in [-1/2, 1/2), without a random generator."""
         count = torch.Size(shape).numel()
         return ((torch.arange(1, count + 1) * 7919 % 1024).float() / 1024 - 0.5).view(shape)
 

@@ -1,4 +1,4 @@
-"""A model as the kernel's program: one row of integers for every layer."""
+"""Translation of a model to a program for the kernel, with one row of integers for every layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedlgm.training.stack.model import is_plain_stack
 from fedlgm.training.tasks import Binary, Classification, Ranked, Regression, Task
 
 _MOST = 64  # largest number of layers, as in kernel.cpp
-_LARGEST = 2**31  # elements of one batch's activations at most; the kernel counts in 64 bits
+_LARGEST = 2**31  # limit for the number of values in an example's activations of a layer
 
 
 class _Kind(IntEnum):
@@ -31,19 +31,19 @@ _LOSSES: tuple[tuple[Task, ...], ...] = (
     (Regression("squared"),),
     (Binary(), Ranked()),
 )
-"""Tasks of each `Loss` in kernel.cpp."""
+"""Tasks that use each `Loss` in kernel.cpp."""
 _ACTIVATIONS = {nn.Sigmoid: _Kind.SIGMOID, nn.Tanh: _Kind.TANH, nn.ReLU: _Kind.RELU}
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A stack of layers for inputs of one shape. Use `Program.of`.
+    """The kernel's program of a stack of layers, for inputs of one shape. `Program.of` creates it.
 
     Attributes:
         ops: the fields of `Op` in kernel.cpp, int64 [layers, 15].
         shape: shape of one input.
         outputs: number of outputs per example.
-        loss: number of the loss in the kernel.
+        loss: number of the loss in kernel.cpp.
         parameters: number of the model's parameters.
     """
 
@@ -57,7 +57,7 @@ class Program:
     def of(
         cls, module: nn.Module, layers: LayerTable, shape: tuple[int, ...], task: Task
     ) -> Program:
-        """The program of a module.
+        """Translate a module to a program.
 
         Args:
             module: a plain `nn.Sequential` of Conv2d, MaxPool2d, AvgPool2d, AdaptiveAvgPool2d(1),
@@ -67,8 +67,8 @@ class Program:
             task: classification, regression with squared loss, or binary labels.
 
         Raises:
-            ConfigError: the kernel does not support the module; the message names the unsupported
-                part.
+            ConfigError: the kernel does not support the module or the task; the message names what
+                is unsupported.
 
         Example:
             >>> module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -86,7 +86,9 @@ class Program:
 
 
 class _UnknownError(Exception):
-    """The model or the task has a part that the kernel does not know; the message names it."""
+    """Raised for a model or task that the kernel does not support; the message names what is
+    unsupported.
+    """
 
 
 def _loss(task: Task) -> int:
@@ -97,9 +99,9 @@ def _loss(task: Task) -> int:
 
 
 class _Walk:
-    """A walk over the layers, which adds their ops and follows the shape of the activations.
+    """Visits the layers in order, collects their ops and keeps track of the activations' shape.
 
-    A vector that was flattened from images keeps the shape of the images. The next linear layer is
+    When images are flattened, the recorded shape stays that of the images. The next linear layer is
     treated as a convolution with a kernel as large as the image, so nothing is copied.
     """
 
@@ -128,8 +130,7 @@ class _Walk:
             ),
             None,
         )
-        # A flattened input stays in torch's order; the kernel turns images into channels-last
-        # images.
+        # Flattened inputs keep PyTorch's order; the kernel converts images to channels-last order.
         self._flat = not isinstance(first, spatial)
         if len(shape) == 3 and not self._flat:
             self._shape: tuple[int, ...] = shape
@@ -215,7 +216,9 @@ class _Walk:
     }
 
     def _own(self, name: str, module: nn.Module) -> tuple[int, int]:
-        """Positions of weight and bias in the flat vector; -1 for no bias."""
+        """Return the positions of weight and bias in the flat vector; the position of a missing
+        bias is -1.
+        """
         return self._places[f"{name}.weight"], self._places.get(f"{name}.bias", -1)
 
     def _append(
@@ -233,8 +236,8 @@ class _Walk:
         self._shape = out
 
     def _order_activations(self) -> None:
-        """Move max-pooling before a monotone activation. The result is the same, and fewer values
-        are activated.
+        """Move max-pooling before the activation that precedes it. Activations are monotone, so the
+        result is the same, and fewer values need the activation. Refuse two activations in a row.
         """
         ops = self.ops
         for i in range(1, len(ops)):
@@ -250,8 +253,8 @@ class _Walk:
 
 
 def _windows(size: int, kernel: int, stride: int, ceil: bool) -> int:
-    """Number of positions of a pooling window, as torch counts them. With `ceil` the last window
-    may extend over the edge.
+    """Compute the number of positions of a pooling window, as PyTorch counts them. With `ceil`, the
+    last window may extend over the edge.
     """
     if not ceil:
         return (size - kernel) // stride + 1

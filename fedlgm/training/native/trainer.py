@@ -1,4 +1,4 @@
-"""A trainer of one client after another, each in one call of the compiled kernel."""
+"""A trainer that trains one client after another, each in one call of the compiled kernel."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fedlgm.training.tasks import Classification, Task
 
 
 class NativeTrainer(Trainer):
-    """Trains like `SequentialTrainer`, up to rounding, in a compiled kernel on the CPU, for plain
-    stacks of layers.
+    """Trains plain stacks of layers on the CPU with a compiled kernel. The results agree with
+    `SequentialTrainer` up to rounding.
 
-    The bits are the same on every machine that has the kernel, with any instruction set. The
-    trainer refuses layers and options that the kernel does not support; it never falls back to
-    other code.
+    The results have the same bits on every machine that has the kernel, with any instruction set.
+    The trainer refuses layers and options that the kernel does not support, and never uses other
+    code instead.
 
     Args:
         module: the model, in float32. It must be a sequence of the layers that `Program.of` lists.
         layers: the model's layer table.
-        settings: local training.
+        settings: settings of local training.
         device: "cpu".
-        task: task with the loss; None is classification.
-        in_shape: shape of one input. With it, an unsupported model or task is refused before any
-            data arrive.
+        task: the task, which gives the loss; None means classification.
+        in_shape: shape of one input. If it is given, an unsupported model or task is refused by the
+            constructor.
 
     Raises:
         ConfigError: the device is not the CPU, the machine has no kernel, or the kernel does not
             support the model or task. Without `in_shape`, an unsupported model or task is refused
-            only with the first client.
+            only when the first client is trained.
 
     Example:
         >>> from fedlgm.training import ClientTask, LocalTraining, SequentialTrainer
@@ -99,7 +99,7 @@ class NativeTrainer(Trainer):
             yield self._update[None]
 
     def gradient(self, model: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient [D] of the mean loss of a batch, before a step clips it."""
+        """Compute the gradient [D] of the mean loss of a batch, without clipping."""
         self._run(model, ClientTask(x, y, torch.Generator(), 1), torch.arange(len(y))[None], None)
         return self._update.clone()
 
@@ -130,7 +130,7 @@ class NativeTrainer(Trainer):
         )
 
     def _program(self, shape: tuple[int, ...], batch: int) -> tuple[Program, Tensor]:
-        """The program for inputs of one shape, with memory for the largest batch so far."""
+        """Return the program for inputs of one shape, and memory for the largest batch so far."""
         if shape not in self._programs:
             self._programs[shape] = Program.of(self._module, self._layers, shape, self._task)
         program = self._programs[shape]
@@ -140,7 +140,7 @@ class NativeTrainer(Trainer):
 
 
 def require_cpu(device: torch.device) -> None:
-    """Raise ConfigError for another device."""
+    """Raise ConfigError if the device is not the CPU."""
     if device.type != "cpu":
         raise ConfigError(
             f"training.kernel = 'native' trains on the CPU, not on {device}: use 'torch'"
@@ -148,8 +148,8 @@ def require_cpu(device: torch.device) -> None:
 
 
 def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
-    """The inputs. ConfigError if they are not one array of at least `least` examples with one
-    target each.
+    """Return the inputs. Raise ConfigError unless they are one float32 tensor of at least `least`
+    examples, with one target for each.
     """
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or not least <= x.shape[0] == len(y):
         raise ConfigError(
@@ -160,7 +160,8 @@ def one_array(x: Any, y: Any, least: int = 0) -> Tensor:
 
 
 def targets(program: Program, y: Tensor) -> Tensor:
-    """Targets as the kernel reads them. The kernel uses classes as indices without a check.
+    """Check targets and convert them to the form that the kernel reads. The check is necessary
+    because the kernel uses classes as indices.
 
     Raises:
         ConfigError: the number of targets of an example differs from the model's number of outputs.

@@ -1,4 +1,4 @@
-"""Convolutions of a stack, by a matrix product if this is faster, otherwise by oneDNN."""
+"""Convolutions of a stack, computed by a matrix product where this is faster, else by oneDNN."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from fedlgm.training.stack.tape import Tape
 
 aten = torch.ops.aten
 
-# input channels up to which oneDNN's weight gradient reaches only a tenth of the machine's speed
+# largest number of input channels for which oneDNN computes the weight's gradient at only a tenth
+# of the machine's speed
 _FEW = 4
 _RUN = 32  # number of adjacent floats that a copy needs to be fast
 
 
 class ProductConvolution(Parametric):
-    """Convolution as a matrix product over unfolded images: [N, H, W, C] to [N, H', W', out]."""
+    """A convolution that is computed as a matrix product over unfolded images: from [N, H, W, C] to
+    [N, H', W', out].
+    """
 
     @staticmethod
     def suits(module: nn.Conv2d, first: bool) -> bool:
-        """Whether the product is faster than oneDNN. `first` says that the layer's input needs no
+        """Whether the product is faster than oneDNN. If `first` is set, the layer's input needs no
         gradient.
 
-        The product is faster for images of few channels and a kernel of one or two strides. An
-        unfolded batch is then at most four times as large as the images, and folding its gradient
-        back takes at most four sums.
+        The product is faster for a first layer with few input channels, and for a kernel that is as
+        large as one or two strides. In the second case, an unfolded batch is at most four times as
+        large as the images, and folding its gradient back takes at most four sums.
         """
         if module.groups != 1 or module.dilation != (1, 1):
             return False
@@ -65,8 +68,8 @@ class ProductConvolution(Parametric):
         return self._fold(tape, gradient) if wanted else None
 
     def _pad(self, tape: Tape, x: Tensor) -> Tensor:
-        """The padded images [N, H + 2 padding, W + 2 padding, C]. The border of the buffer is never
-        written, so it stays zero.
+        """Copy images to padded images [N, H + 2 padding, W + 2 padding, C]. The border is never
+        overwritten, so it stays zero.
         """
         (height, width), (examples, rows, columns, channels) = self._padding, x.shape
         if height == width == 0 and x.is_contiguous():
@@ -77,7 +80,7 @@ class ProductConvolution(Parametric):
         return padded
 
     def _unfold(self, tape: Tape, images: Tensor) -> Tensor:
-        """Patches [N, H', W', kernel height * kernel width * C] of contiguous images."""
+        """Copy the patches [N, H', W', kernel height * kernel width * C] of contiguous images."""
         (high, wide), (down, right), (examples, height, width, channels) = (
             self._kernel,
             self._stride,
@@ -94,8 +97,8 @@ class ProductConvolution(Parametric):
             strides = (per_image, down * per_row, right * per_column, per_row, 1)
             patches = images.as_strided((examples, rows, columns, high, run), strides)
             return tape.copy(name, patches).flatten(3)
-        # Short runs are gathered first, column by column, so that a whole patch lies side by side
-        # in the second copy.
+        # Short runs are first gathered column by column, so that the numbers of a patch are
+        # adjacent for the second copy.
         strips = tape.copy(
             f"{self._name} strips",
             images.as_strided(
@@ -106,9 +109,10 @@ class ProductConvolution(Parametric):
         return tape.copy(name, strips.as_strided((examples, rows, columns, high * run), per_patch))
 
     def _fold(self, tape: Tape, gradient: Tensor) -> Tensor:
-        """Gradient of the images: the sum over patches for each cell of stride x stride pixels.
+        """Compute the gradient of the images. The gradient of each cell of stride x stride pixels
+        is a sum over the patches that contain the cell.
 
-        The patches' gradient overwrites the patches, because they are no longer needed.
+        The patches' gradient overwrites the patches, which are no longer needed.
         """
         examples, rows, columns, out_channels = gradient.shape
         (high, wide), (down, right), channels = self._kernel, self._stride, self._packed.shape[3]
@@ -133,7 +137,7 @@ class ProductConvolution(Parametric):
 
 
 class Convolution(Parametric):
-    """Any other convolution, by oneDNN: [N, H, W, C] to [N, H', W', out]."""
+    """Any other convolution, computed by oneDNN: from [N, H, W, C] to [N, H', W', out]."""
 
     def __init__(
         self, name: str, module: nn.Conv2d, weight: Tensor, bias: Tensor | None = None

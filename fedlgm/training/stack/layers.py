@@ -1,7 +1,7 @@
-"""Layers that record their forward and backward pass on a tape.
+"""Layers that record the operations of their forward and backward pass on a tape.
 
-Images are channels-last [N, H, W, C] throughout, because pooling and activations are vectorised
-only in this layout.
+All images are channels-last [N, H, W, C], because pooling and activations are vectorised only in
+this layout.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ aten = torch.ops.aten
 
 
 class Layer(Protocol):
-    """One layer of a `Stack`; `backward` follows `forward` on the same tape."""
+    """One layer of a `Stack`. For each tape, `backward` is called after `forward`."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """Record the computation of the output for a batch `x`, possibly in place. Return the
-        tensor of the output.
+        output's tensor.
         """
 
     def backward(self, tape: Tape, gradient: Tensor, wanted: bool) -> Tensor | None:
-        """Record the computation of the gradients of the parameters and, if `wanted`, of the input.
-        Return the tensor of the input's gradient.
+        """Record the computation of the gradients of the parameters and, if `wanted` is set, of the
+        input. Return the tensor of the input's gradient, if the layer computes it.
 
         `gradient`, the output's gradient, may be overwritten.
         """
 
 
 class Parametric(Layer):
-    """Weight, bias and the tensors of their gradients.
+    """Base class of layers with a weight, an optional bias and tensors for their gradients.
 
     Args:
-        name: name of the layer and of its memory.
+        name: name of the layer, also used for its memory.
         module: module whose parameters are read in place.
-        weight: gradient of the weight, in the weight's shape.
-        bias: gradient of the bias; None without a bias.
+        weight: tensor for the gradient of the weight, in the weight's shape.
+        bias: tensor for the gradient of the bias; None without a bias.
     """
 
     def __init__(
@@ -56,18 +56,20 @@ class Parametric(Layer):
         self._of_weight, self._of_bias = weight, bias
 
     def product(self, tape: Tape, x: Tensor, weight: Tensor) -> Tensor:
-        """[N, out] of [N, in] and [out, in]."""
+        """Record the product [N, out] of `x` [N, in] and the transposed `weight` [out, in], plus
+        the bias.
+        """
         out = tape.memory.take(f"{self._name} output", len(x), len(weight))
         return tape.multiply(x, weight.t(), self._bias, out=out)
 
     def sum_bias(self, tape: Tape, gradient: Tensor) -> None:
-        """Gradient of the bias, from the gradient of the output [N, out]."""
+        """Record the gradient of the bias, as a sum of the gradient of the output [N, out]."""
         if self._of_bias is not None:
             tape.do(torch.sum, gradient, 0, out=self._of_bias)
 
 
 class Linear(Parametric):
-    """Fully connected: [N, in] to [N, out]."""
+    """Fully connected layer, from [N, in] to [N, out]."""
 
     @override
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
@@ -88,8 +90,8 @@ _threshold_backward = partial(aten.threshold_backward.grad_input, threshold=0)
 
 
 class Activation(Layer):
-    """Sigmoid, tanh or ReLU, computed in place, so no other layer may need the activation's
-    input.
+    """Sigmoid, tanh or ReLU, computed in place, so no other layer may need the activation's input
+    afterwards.
     """
 
     KINDS: ClassVar[dict[type[nn.Module], tuple[Callable[..., Any], Callable[..., Any]]]] = {
@@ -113,16 +115,16 @@ class Activation(Layer):
 
 
 class MaxPool(Layer):
-    """Maximum over windows of 2 x 2 with steps of 1 or 2, computed one axis after the other: [N, H,
-    W, C] to [N, H', W', C].
+    """Max-pooling over windows of 2 x 2 with steps of 1 or 2, computed along one axis after the
+    other: from [N, H, W, C] to [N, H', W', C].
 
-    Of equal values, the first is the maximum, as in torch.
+    Of equal values, the first counts as the maximum, as in PyTorch.
     """
 
     @staticmethod
     def suits(module: nn.MaxPool2d) -> bool:
-        """Whether the pooling has windows of this size and step, without padding, dilation, ceil
-        mode or indices.
+        """Whether the pooling has 2 x 2 windows and steps of 1 or 2, without padding, dilation,
+        ceil mode or indices.
         """
         plain = (
             pair(module.padding) == (0, 0)
@@ -156,7 +158,9 @@ class MaxPool(Layer):
         )
 
     def _route(self, tape: Tape, gradient: Tensor, x: Tensor, axis: int) -> Tensor:
-        """Write the gradient to the greater element of each pair."""
+        """Record that the gradient of each pair is written to the position of the pair's greater
+        element.
+        """
         first, second = pairs_of(x, axis, self._stride)
         routed = tape.memory.take(f"{self._name} gradient {axis}", *x.shape)
         to_first, to_second = pairs_of(routed, axis, self._stride)
@@ -173,7 +177,9 @@ class MaxPool(Layer):
 
 
 def pairs_of(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
-    """The first and the second of every pair of neighbours along an axis."""
+    """Return the first and the second elements of the pairs of neighbours along an axis, where
+    pairs begin at every `step`-th element.
+    """
     count = (x.shape[axis] - 2) // step + 1
     seconds = x.narrow(axis, 1, x.shape[axis] - 1)
     every = [slice(None)] * axis + [slice(0, (count - 1) * step + 1, step)]
@@ -181,7 +187,7 @@ def pairs_of(x: Tensor, axis: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 class AveragePool(Layer):
-    """Any average pooling: [N, H, W, C] to [N, H', W', C]."""
+    """Any average pooling, from [N, H, W, C] to [N, H', W', C]."""
 
     def __init__(self, name: str, module: nn.AvgPool2d) -> None:
         windows = [list(pair(size)) for size in (module.kernel_size, module.stride, module.padding)]
@@ -210,7 +216,7 @@ class AveragePool(Layer):
 
 
 class Flatten(Layer):
-    """Images [N, H, W, C] to the vectors [N, C * H * W] that torch makes of them."""
+    """Flattening of images [N, H, W, C] to vectors [N, C * H * W] in PyTorch's order."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -232,5 +238,5 @@ class Flatten(Layer):
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """A size for both axes, from torch's modules, which hold one number or a pair."""
+    """Convert a size of a PyTorch module, which is one number or a pair, to a pair."""
     return (size, size) if isinstance(size, int) else cast(tuple[int, int], tuple(size))

@@ -1,6 +1,6 @@
 """Gradients of plain stacks of layers on the CPU, without autograd.
 
-For one client's small batch autograd's bookkeeping costs as much as the arithmetic. Each layer
+For one client's small batches, autograd's bookkeeping costs as much as the arithmetic. Each layer
 therefore records its operations on a tape once per batch size, and a training step replays the
 tape.
 """
@@ -22,14 +22,14 @@ from fedlgm.training.tasks import Task
 
 
 class Stack:
-    """Mean loss of a stack of layers, differentiated.
+    """Computes the gradient of the mean loss of a stack of layers.
 
-    The result agrees with autograd up to rounding. Use `Stack.of`.
+    The result agrees with autograd up to rounding. `Stack.of` creates a stack.
 
     Args:
-        stack: the layers, beginning at the input.
+        stack: the layers, in order from the input.
         dtype: dtype of the parameters.
-        task: task with the loss.
+        task: the task, which gives the loss.
     """
 
     def __init__(self, stack: list[layers.Layer], dtype: torch.dtype, task: Task) -> None:
@@ -42,12 +42,14 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, gradients: Mapping[str, Tensor], task: Task) -> Stack | None:
-        """The stack of a module; None unless the module is a sequence of supported layers.
+        """Create the stack of a module. Return None unless the module is a sequence of supported
+        layers.
 
         Args:
-            module: module whose parameters are read in place. They must stay in the same memory.
-            gradients: a tensor for the gradient of every parameter, by the parameter's name.
-            task: task with the loss.
+            module: module whose parameters are read in place. The parameters must stay in the same
+                memory.
+            gradients: a tensor for the gradient of each parameter, by the parameter's name.
+            task: the task, which gives the loss.
         """
         if not is_plain_stack(module):
             return None
@@ -70,7 +72,7 @@ class Stack:
         return cls(stack, dtypes.pop(), task) if len(dtypes) == 1 else None
 
     def takes(self, x: Inputs) -> bool:
-        """Whether the recorded layers support inputs of this type and shape."""
+        """Whether the stack supports inputs of this dtype and number of axes."""
         if not isinstance(x, Tensor) or x.dtype != self._dtype:
             return False
         axes = x.ndim
@@ -85,8 +87,8 @@ class Stack:
 
     @torch.no_grad()
     def differentiate(self, x: Inputs, y: Tensor, rows: Tensor) -> None:
-        """Fill the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
-        ...].
+        """Compute the gradients for the batch `rows` [n] of inputs `x` [N, ...] and targets `y` [N,
+        ...], and write them to the given tensors.
         """
         assert isinstance(x, Tensor)  # `takes` has checked this
         key = (len(rows), x.shape[1:], y.shape[1:], y.dtype)
@@ -116,7 +118,9 @@ class Stack:
 
 
 def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> layers.Layer | None:
-    """One layer; `first` is true if no layer with parameters comes before it."""
+    """Create a layer of the stack; None if the module is not supported. `first` is true if no layer
+    with parameters comes before this layer.
+    """
     kind = type(module)
     if kind in layers.Activation.KINDS:
         return layers.Activation(module)
@@ -125,7 +129,7 @@ def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> 
     if kind is nn.Conv2d and module.padding_mode == "zeros" and not isinstance(module.padding, str):
         by_product = ProductConvolution.suits(module, first)
         return (ProductConvolution if by_product else Convolution)(name, module, *gradients)
-    # Only exactly these classes, because a subclass may have its own forward.
+    # Only exactly these classes are supported, because a subclass may have another `forward`.
     if kind is nn.MaxPool2d and layers.MaxPool.suits(module):
         return layers.MaxPool(name, module)
     if kind is nn.AvgPool2d:
@@ -136,10 +140,8 @@ def _layer(name: str, module: Any, first: bool, gradients: Sequence[Tensor]) -> 
 
 
 def is_plain_stack(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Whether a module is a sequence of distinct layers without hooks, replaced `forward` methods
-    or frozen parameters.
-
-    No two layers share a parameter.
+    """Whether a module is a sequence of distinct layers without hooks, replaced `forward` methods,
+    shared parameters or frozen parameters.
     """
     if type(module) is not nn.Sequential or any(map(is_altered, module.modules())):
         return False

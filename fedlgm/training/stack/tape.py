@@ -1,5 +1,5 @@
-"""A sequence of tensor operations that is prepared once. Replaying it needs no allocations, views
-or look-ups.
+"""A sequence of tensor operations that is recorded once and replayed many times. A replay needs no
+allocations, views or look-ups of names.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# For products with at least this number of multiplications, oneDNN saves more time than the copy of
-# its result takes.
+# For products of at least this number of multiplications, oneDNN saves more time than copying its
+# result takes.
 _MANY = 1 << 21
 
 
@@ -28,8 +28,8 @@ def _multiply_by_onednn(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) 
 
 
 class Memory:
-    """Tensors by name, which all tapes of a model share. They are allocated once for the largest
-    batch and are zero at first.
+    """Named tensors that all tapes of a model share. A tensor is zero when it is allocated, and is
+    allocated again only if a larger size is needed.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -37,7 +37,9 @@ class Memory:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """A contiguous tensor. The memory of a name is kept until a larger tensor is needed."""
+        """Return a contiguous tensor of this name and shape. Tensors of the same name share their
+        memory until a larger one is needed.
+        """
         size = torch.Size(shape).numel()
         if name not in self._held or self._held[name].numel() < size:
             self._held[name] = torch.zeros(size, dtype=self._dtype, device=self._device)
@@ -45,10 +47,10 @@ class Memory:
 
 
 class Tape:
-    """Operations on fixed tensors.
+    """Records operations on fixed tensors, and replays them.
 
     Args:
-        memory: memory of the layers' results.
+        memory: memory for the layers' results.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -56,15 +58,15 @@ class Tape:
         self._calls: list[partial[Any]] = []
 
     def do(self, operation: Callable[..., Any], *arguments: Any, out: Tensor) -> Tensor:
-        """Append an operation that writes `out`. Return `out`."""
+        """Append an operation that writes its result to `out`. Return `out`."""
         self._calls.append(partial(operation, *arguments, out=out))
         return out
 
     def multiply(self, a: Tensor, b: Tensor, bias: Tensor | None = None, *, out: Tensor) -> Tensor:
-        """Append `a @ b + bias`; returns `out`.
+        """Append an operation that writes `a @ b + bias` to `out`. Return `out`.
 
         PyTorch uses MKL for products, and MKL does not use AVX-512 on AMD processors. On these
-        processors, oneDNN multiplies large matrices in half of the time.
+        processors, oneDNN multiplies large matrices in half the time.
         """
         by_onednn = (
             len(a) * b.numel() >= _MANY
@@ -81,7 +83,9 @@ class Tape:
         return out
 
     def copy(self, name: str, view: Tensor) -> Tensor:
-        """Append a contiguous copy of a view, in memory of this name. Return the copy."""
+        """Append an operation that copies a view to contiguous memory of this name. Return the
+        copy.
+        """
         copy = self.memory.take(name, *view.shape)
         self.apply(copy.copy_, view)
         return copy
@@ -91,6 +95,6 @@ class Tape:
         self._calls.append(partial(method, *arguments))
 
     def replay(self) -> None:
-        """Run all operations again on the tensors' current values."""
+        """Run all recorded operations on the tensors' current values."""
         for call in self._calls:
             call()

@@ -1,5 +1,5 @@
-"""Tasks: the loss, targets and metrics of a model. No other module assumes a loss, a target type or
-a metric.
+"""Tasks: the loss, targets and metrics of a model. Other modules of the library do not depend on a
+particular loss, target type or metric.
 
     task = tasks.get("regression", loss="huber")
     task = tasks.get("mypackage.tasks:Ranking", margin=0.2)
@@ -65,7 +65,7 @@ _Losses = Callable[[Tensor, Tensor], Tensor]
 
 
 class _OfFunction(Task):
-    """A task that consists only of a loss per example."""
+    """A task that is given only as a function that computes the loss of each example."""
 
     def __init__(self, function: _Losses) -> None:
         self._function = function
@@ -85,7 +85,7 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> tuple[str, ...]:
-    """Option names of a task, bundled or a user's own ("package.module:name").
+    """Names of the options of a bundled task, or of a user's task ("package.module:name").
 
     Raises:
         ConfigError: the task is unknown, or cannot be imported.
@@ -99,12 +99,13 @@ def options(name: str) -> tuple[str, ...]:
 
 
 def get(task: str | Task | type[Task] | _Losses | None = None, **values: Any) -> Task:
-    """A task.
+    """Create a task, or return a `Task` object unchanged.
 
     Args:
         task: one of `names()`; "package.module:name" of a user's task; a `Task`, or a subclass of
             `Task`; or a function (outputs [n, ...], targets [n, ...]) -> loss of each example [n],
-            such as `torch.nn.L1Loss(reduction="none")` for targets [n]. None is "classification".
+            such as `torch.nn.L1Loss(reduction="none")` for targets [n]. None means
+            "classification".
         **values: options of the task.
 
     Raises:

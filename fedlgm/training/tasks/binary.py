@@ -1,4 +1,4 @@
-"""Labels that are each present or absent."""
+"""The task for labels that are each present or absent."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedlgm.extension.loader import is_bundled
 from fedlgm.training.tasks.regression import RealTargets
 
 _RESHAPING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice")
-"""Prefixes of autograd's names for operations that do not change values."""
+"""Prefixes of autograd's names for operations that only reshape or select values."""
 
 
 class Binary(RealTargets):
-    """Binary cross-entropy of one label [n] or of several labels [n, labels], each present (1) or
-    absent (0).
+    """Binary cross-entropy of one label [n] or of several labels [n, labels], where each label is
+    present (1) or absent (0).
 
-    Outputs are logits of the targets' shape (for targets [n] also [n, 1]). The loss of an example
-    with several labels is the mean over the labels. The task reports loss and accuracy per label,
-    and the F1 score over all labels (micro average).
+    Outputs are logits in the targets' shape; for targets [n], the shape [n, 1] is also allowed. The
+    loss of an example with several labels is the mean over the labels. The task reports the mean
+    loss and accuracy over all labels, and the F1 score of all labels together (micro average).
     """
 
     name = "binary"
@@ -73,14 +73,16 @@ class Binary(RealTargets):
 
     @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient sigmoid - target, for one label per example."""
+        """Compute the gradient: sigmoid - target if each example has one label, and otherwise by
+        autograd.
+        """
         if targets.ndim > 1 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         return torch.sigmoid(outputs) - targets.view(outputs.shape)
 
     @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """The metrics. F1 is 0 if no label is present and no label is predicted."""
+        """Compute the metrics. F1 is 0 if no label is present and no label is predicted."""
         either = means["found"] + means["present"]
         f1 = 2 * means["hits"] / either if either else 0.0
         return {"loss": means["loss"], "accuracy": means["accuracy"], "f1": f1}

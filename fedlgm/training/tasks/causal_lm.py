@@ -1,4 +1,6 @@
-"""Causal language modelling in the convention of Hugging Face: labels are the tokens themselves."""
+"""Causal language modelling in the convention of Hugging Face, where the labels are the tokens
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ class CausalLM(NextToken):
     """`NextToken` for labels that are not shifted. The logits of position t are compared with the
     label of position t + 1.
 
-    Outputs are logits [n, length, vocabulary]. Targets are tokens int64 [n, length], or -100 for
+    Outputs are logits [n, length, vocabulary]. Targets are tokens int64 [n, length], with -100 at
     positions that do not count (padding). The first label is not used.
 
     Example:

@@ -1,4 +1,4 @@
-"""One class of several."""
+"""The task of choosing one of several classes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedlgm.training.tasks.task import Task
 class Classification(Task):
     """Cross-entropy of class scores, and accuracy.
 
-    Outputs are logits [n, classes, ...]. Targets are classes int64 [n, ...] in [0, classes). The
-    loss of an example is the mean over further axes (the pixels of a segmentation), without entries
-    whose target is -100.
+    Outputs are logits [n, classes, ...]. Targets are classes int64 [n, ...] in [0, classes). If
+    targets have further axes (the pixels of a segmentation), the loss of an example is the mean
+    over these axes, without entries whose target is -100.
     """
 
     name = "classification"
@@ -49,10 +49,11 @@ class Classification(Task):
 
     @override
     def prepare(self, data: DataSet) -> DataSet:
-        """Refuse targets that are the tokens themselves, because these are not classes.
+        """Refuse targets that repeat the input tokens, because they are not classes; otherwise
+        prepare the data as `Task.prepare` does.
 
         Raises:
-            DataError: targets are the tokens themselves, or do not fit the task.
+            DataError: the targets repeat the input tokens, or do not fit the task.
         """
         x, y = inputs.first(data.held("test_x")), data.test_y
         if x.shape == y.shape and (y == IGNORED).any() and ((y == x) | (y == IGNORED)).all():
@@ -74,8 +75,8 @@ class Classification(Task):
 
     @override
     def labels(self, y: np.ndarray) -> bool:
-        """Whether the targets become integer labels, as targets [n] do. Numbers of another type
-        become whole numbers or are refused.
+        """Whether the targets become integer labels. This is so for all targets [n], because
+        `targets` refuses those that are not whole numbers.
         """
         return y.ndim == 1
 
@@ -112,7 +113,9 @@ class Classification(Task):
     def gradient_operations(
         self, outputs: Tensor, targets: Tensor, gradient: Tensor
     ) -> list[Callable[[], Any]]:
-        """(softmax - one-hot) / n."""
+        """Operations that compute (softmax - one-hot) / n for outputs [n, classes]; for other
+        outputs, the default operations.
+        """
         if outputs.ndim != 2:
             return super().gradient_operations(outputs, targets, gradient)
         minus_one = torch.full((len(targets), 1), -1.0, dtype=gradient.dtype)
@@ -124,7 +127,9 @@ class Classification(Task):
 
     @override
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient by the same operations as autograd's, for one class per example."""
+        """Compute the gradient: for outputs [n, classes], by the same operations as autograd but
+        without its graph; otherwise by autograd.
+        """
         if outputs.ndim != 2 or not is_bundled(self):
             return super().summed_gradient(outputs, targets)
         logarithms = torch.log_softmax(outputs, 1)
@@ -135,7 +140,7 @@ class Classification(Task):
 
 
 def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
-    """Targets as int64; see `Task.targets`.
+    """Convert targets to int64; see `Task.targets`.
 
     Raises:
         DataError: targets are not whole numbers of at least 0.
@@ -163,7 +168,7 @@ def class_targets(y: np.ndarray, part: str, task: str, what: str) -> np.ndarray:
 
 
 def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
-    """Raise ConfigError if the model has no output for a target of the set."""
+    """Raise ConfigError if a target of the data set is not below the model's number of outputs."""
     largest = max((int(y.max()) for y in (data.train_y, data.test_y) if y.size), default=0)
     if largest >= outputs:
         raise ConfigError(
@@ -174,7 +179,9 @@ def require_classes(task: str, outputs: int, data: DataSet, what: str) -> None:
 
 
 def _instead(outputs: int, largest: int, data: DataSet) -> str:
-    """The likely remedy for targets that exceed the number of outputs; empty if none is likely."""
+    """Text of the likely remedy if targets exceed the model's outputs; empty if no remedy is
+    likely.
+    """
     if outputs == largest == 1:
         return "; a single output for two classes is the task 'binary'"
     if largest == outputs and min(int(y.min()) for y in (data.train_y, data.test_y) if y.size) == 1:

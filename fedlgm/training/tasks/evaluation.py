@@ -1,4 +1,4 @@
-"""Metrics of a model on data."""
+"""Evaluation of a model: the metrics of its task on data."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def evaluate(
     *,
     finite: bool = False,
 ) -> dict[str, float]:
-    """The task's metrics of `module` on inputs `x` [n, ...] and targets `y` [n, ...], n >= 1,
-    including "loss".
+    """Compute the task's metrics, including "loss", of `module` on inputs `x` [n, ...] and targets
+    `y` [n, ...], n >= 1.
 
     The module is left in evaluation mode.
 
@@ -37,13 +37,15 @@ def evaluate(
         module: the model.
         x: inputs [n, ...].
         y: targets [n, ...].
-        batch_size: number of examples at a time; by default 128 on a CPU, because larger batches do
-            not fit its cache, and 1000 elsewhere.
-        metrics: further functions (outputs [n, ...], targets [n, ...]) of the whole set, by name.
-        finite: whether to refuse NaN and infinity in metrics of the whole set.
+        batch_size: number of examples that are evaluated at a time. The default is 128 on a CPU,
+            because larger batches do not fit into its cache, and 1000 elsewhere.
+        metrics: further metrics by name. Each is a function of the outputs [n, ...] and targets [n,
+            ...] of the whole set.
+        finite: whether to refuse metrics of the whole set that are NaN or infinite.
 
     Raises:
-        ConfigError: a metric of the whole set fails, or has the same name as another metric.
+        ConfigError: a metric of the whole set fails, or its name is used by another metric or
+            reserved for tables.
     """
     set_metrics = {**task.set_metrics(), **(metrics or {})}
     batches: list[tuple[Tensor, Tensor]] = []

@@ -1,7 +1,8 @@
-"""Survival in discrete time: one hazard for each interval of the follow-up.
+"""The task of survival in discrete time, with one hazard for each interval of the follow-up.
 
 Source: Singer and Willett, Journal of Educational Statistics 18 (1993). Cox's partial likelihood
-compares each patient with all other patients at risk. Here the loss of a row needs no other row.
+compares each patient with all other patients at risk. Here, by contrast, the loss of a row needs no
+other row.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from fedlgm.training.tasks.task import Task, require_finite
 
 
 class Hazards(Task):
-    """Negative log-likelihood of the discrete-time hazards, and the concordance of the risks that
-    follow from them.
+    """Negative log-likelihood of the discrete-time hazards, with the concordance of the predicted
+    risks as a metric.
 
-    Targets are (time, event) [n, 2]: the time of the event, or of the last visit if there was no
-    event (event 0). Output k is the logit of the hazard in interval k, given survival to the
-    beginning of this interval. A row that is censored within an interval counts only for the
+    Targets are (time, event) [n, 2]. With event 1, the time is that of the event; with event 0,
+    there was no event, and the time is that of the last visit. Output k is the logit of the hazard
+    in interval k, which is the probability of the event given survival to the beginning of this
+    interval. A row whose last visit without an event lies within an interval counts only for the
     earlier intervals.
 
     Args:
-        breaks: ends of the intervals, public and rising; a time after the last break counts as
-            survival.
+        breaks: public ends of the intervals, in increasing order. A time after the last break
+            counts as survival of all intervals.
 
     Raises:
-        ConfigError: the breaks are not positive and rising.
+        ConfigError: the breaks are not finite, positive and increasing.
 
     Example:
         >>> task = Hazards([6, 12, 24])
@@ -72,11 +74,11 @@ class Hazards(Task):
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """One number for each interval, float32 [n, K, 1]: 1 (the event), 0 (survival) or -1 (not
-        at risk).
+        """Convert each row to one number per interval, float32 [n, K, 1]: 1 (the event), 0
+        (survival) or -1 (not at risk). Targets that already have three axes are returned unchanged.
 
         Raises:
-            DataError: a row is not a time of at least 0 with an event of 0 or 1.
+            DataError: a row is not a time of at least 0 followed by an event of 0 or 1.
         """
         if y.ndim == 3:
             return y
@@ -123,12 +125,13 @@ class Hazards(Task):
 
 
 def concordance(outputs: Tensor, targets: Tensor) -> float:
-    """Share of the comparable pairs in which the row with the earlier event has the higher risk;
-    ties count half (Harrell's C). NaN if no pair is comparable.
+    """Compute the share of comparable pairs in which the row with the earlier event has the higher
+    predicted risk (Harrell's C). Equal risks count as half. The result is NaN if no pair is
+    comparable.
 
     Args:
         outputs: logits of the hazards [n, K].
-        targets: as from `Hazards.targets`, [n, K, 1].
+        targets: targets that `Hazards.targets` has converted, [n, K, 1].
 
     Example:
         >>> targets = Hazards([1, 2]).targets(np.array([[1, 1], [2, 1], [2, 0]]), "test")
@@ -136,7 +139,8 @@ def concordance(outputs: Tensor, targets: Tensor) -> float:
         1.0
     """
     codes = targets.squeeze(-1)
-    survival = torch.cumprod(torch.sigmoid(-outputs.double()), 1).sum(1)  # expected intervals
+    # the expected number of intervals that a row survives
+    survival = torch.cumprod(torch.sigmoid(-outputs.double()), 1).sum(1)
     event, survived = (codes == 1).any(1), (codes == 0).sum(1)
     earlier = survived[:, None] < survived
     together = (survived[:, None] == survived) & ~event

@@ -1,4 +1,4 @@
-"""The next token of a sequence."""
+"""The task of predicting the next token of a sequence."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from fedlgm.training.tasks.classification import class_targets, require_classes
 from fedlgm.training.tasks.task import Task
 
 PADDING = -100
-"""Target of a position that does not count; torch's default for `ignore_index`."""
+"""Target of a position that does not count; PyTorch's default for `ignore_index`."""
 
 
 class NextToken(Task):
-    """Cross-entropy of the next token at every position; perplexity, and accuracy per token.
+    """Cross-entropy of the next token at every position; the metrics are perplexity and accuracy
+    per token.
 
     Outputs are logits [n, length, vocabulary]. Targets are tokens int64 [n, length] in [0,
-    vocabulary), or -100 for positions that do not count (padding). In training the loss of a
-    sequence is the mean over its positions, whatever its length. Reported figures are means over
-    all tokens. Perplexity is exp(loss), with the loss in nats per token.
+    vocabulary), with -100 at positions that do not count (padding). In training, the loss of a
+    sequence is the mean over its counted positions, so sequences of all lengths have the same
+    weight. Reported figures are means over all tokens. Perplexity is exp(loss), with the loss in
+    nats per token.
     """
 
     name = "next-token"
@@ -69,6 +71,8 @@ class NextToken(Task):
 
     @override
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """The metrics. If exp(loss) exceeds the range of a float, the perplexity is infinite."""
+        """Compute the metrics. If exp(loss) would exceed the range of a float, the perplexity is
+        infinite.
+        """
         perplexity = math.exp(means["loss"]) if means["loss"] < 700 else math.inf
         return {"loss": means["loss"], "perplexity": perplexity, "accuracy": means["accuracy"]}

@@ -1,4 +1,4 @@
-"""Figures of a released model by a user's function."""
+"""Figures that a user's function computes for a released model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from fedlgm.extension.loader import users_code
 from fedlgm.training.devices import drawing
 
 Evaluate = Callable[[int, nn.Module], Mapping[str, float]]
-"""(round, the released model in evaluation mode) -> figures by name; round 0 is the initial
-model."""
+"""A function (round, released model in evaluation mode) -> figures by name. In round 0 the model is
+the initial model.
+"""
 RESERVED = {
     "epsilon",
     "claimed_epsilon",
@@ -41,20 +42,20 @@ RESERVED = {
 def own_figures(
     evaluate: Evaluate, round: int, module: nn.Module, taken: Collection[str] = ()
 ) -> dict[str, float]:
-    """The figures of a user's function for the model after a round.
+    """Call a user's function for the model after a round, and return the figures that it computes.
 
-    The function gets only the released model. If it computes figures on public data, they cost no
-    privacy. If it uses private data, no budget covers the figures.
+    The function gets only the released model. If the function uses only public data besides the
+    model, the figures cost no privacy. If it uses sensitive data, no privacy budget covers them.
 
     Args:
         evaluate: the function.
         round: the round; 0 for the initial model.
         module: the model, left in evaluation mode.
-        taken: names of other figures.
+        taken: names that other figures already use.
 
     Raises:
-        ConfigError: the function fails, returns something other than finite numbers by name, or
-            uses a name that is taken.
+        ConfigError: the function fails, returns something other than a mapping of names to finite
+            numbers, or uses a name that is taken or reserved.
 
     Example:
         >>> module = nn.Linear(1, 1, bias=False)

@@ -1,7 +1,8 @@
-"""Binary targets ranked by a score: the area under the ROC curve with its interval.
+"""The task of ranking examples with binary targets: the area under the ROC curve (AUC) and its
+confidence interval.
 
-Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988): the variance of an AUC from its
-placements.
+Source: DeLong, DeLong and Clarke-Pearson, Biometrics 44 (1988): the variance of an AUC, computed
+from each row's share of lower scores in the other class.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from fedlgm.training.tasks.set_metrics import Metric
 
 
 class AUC(NamedTuple):
-    """An AUC and its interval, which is a 95 % interval by default. All values are NaN if the
-    targets have only one class.
+    """An AUC and the ends of its confidence interval, which `auc` computes. All values are NaN if
+    the targets have only one class or a score is not finite.
 
     Example:
         >>> AUC(0.9, 0.8, 0.95).low
@@ -34,12 +35,12 @@ class AUC(NamedTuple):
 
 
 def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
-    """Probability that a row of class 1 has a higher score than a row of class 0. Ties count as
-    half.
+    """Estimate the probability that a row of class 1 has a higher score than a row of class 0, with
+    a confidence interval (95 % by default). Ties count as half.
 
-    The interval is normal on the scale of the logit, so it stays within [0, 1]. If the scores
-    separate the classes, the variance is 0. The interval then reaches down to 1 - 3 / m, where m is
-    the size of the smaller class (the rule of three).
+    The interval is normal on the logit scale, so it stays within [0, 1]. If the scores separate the
+    classes, the AUC is 1 or 0 and the estimated variance is 0. The interval then reaches from the
+    AUC to 1 - 3 / m or 3 / m, where m is the size of the smaller class (the rule of three).
 
     Args:
         scores: [n].
@@ -47,7 +48,7 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
         width: half of the interval's width, in standard errors.
 
     Raises:
-        ConfigError: scores and targets are not two arrays [n].
+        ConfigError: scores and targets are not one-dimensional arrays of equal length.
 
     Example:
         >>> found = auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
@@ -81,8 +82,8 @@ def auc(scores: np.ndarray, targets: np.ndarray, width: float = 1.96) -> AUC:
 
 
 class Ranked(Binary):
-    """`Binary` with one label per example [n], reported as AUC with its 95 % interval (`auc_low`,
-    `auc_high`).
+    """`Binary` with one label per example [n], which also reports the AUC with its 95 % confidence
+    interval (`auc_low`, `auc_high`).
     """
 
     name = "ranked"

@@ -1,4 +1,4 @@
-"""Real-valued targets."""
+"""Tasks with real-valued targets."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 class RealTargets(Task):
-    """A task with one output for each number of the targets [n, ...]."""
+    """Base class of tasks with one output for each number of the targets [n, ...]."""
 
     @override
     def targets(self, y: np.ndarray, part: str) -> np.ndarray:
-        """Finite targets as float32.
+        """Convert targets to float32, and refuse targets that are not finite.
 
         Raises:
-            DataError: targets are not finite real numbers, or do not fit the task.
+            DataError: the targets are not finite real numbers, or do not suit the task.
         """
         if not (np.issubdtype(y.dtype, np.number) or y.dtype == np.bool_) or np.issubdtype(
             y.dtype, np.complexfloating
@@ -44,7 +44,7 @@ class RealTargets(Task):
 
     @override
     def labels(self, y: np.ndarray) -> bool:
-        """Whether targets become integer labels: no, because they are real numbers."""
+        """False, because real-valued targets do not become integer labels."""
         return False
 
     @override
@@ -56,7 +56,7 @@ class RealTargets(Task):
         """Require outputs of the targets' shape; for targets [n], the shape [n, 1] is also allowed.
 
         Raises:
-            ConfigError: the outputs have another shape, or the task cannot take them.
+            ConfigError: the outputs have another shape, or do not suit the task.
         """
         if outputs.shape != targets.shape and not (
             targets.ndim == 1 and outputs.shape == (len(targets), 1)
@@ -75,8 +75,9 @@ class Regression(RealTargets):
     """Squared, absolute or Huber loss of real-valued outputs. The metrics are the root mean squared
     error and the mean absolute error.
 
-    Targets are float32 [n] or [n, ...]. Outputs have the targets' shape (for targets [n] also [n,
-    1]). The loss of an example with several targets is the mean over the targets.
+    Targets are float32 [n] or [n, ...]. Outputs have the targets' shape; for targets [n], the shape
+    [n, 1] is also allowed. The loss of an example with several targets is the mean over the
+    targets.
 
     Args:
         loss: "squared", "absolute", or "huber" (with delta = 1).
@@ -92,11 +93,11 @@ class Regression(RealTargets):
 
     @override
     def check_outputs(self, outputs: Tensor, targets: Tensor, data: DataSet) -> None:
-        """Refuse targets that are names of classes, because they are not numbers; check the shape
-        of the outputs.
+        """Refuse targets that are names of classes, because they are not numbers, and outputs of
+        the wrong shape.
 
         Raises:
-            ConfigError: targets are names of classes, or the outputs have another shape.
+            ConfigError: the targets are names of classes, or the outputs have the wrong shape.
         """
         if data.labels is not None:
             raise ConfigError(

@@ -14,11 +14,13 @@ from fedlgm.extension.loader import users_code
 from fedlgm.training.devices import drawing
 
 Metric = Callable[[Tensor, Tensor], Any]
-"""(outputs [n, ...], targets [n, ...]) of the whole set, on the CPU -> one number."""
+"""A function (outputs [n, ...], targets [n, ...]) -> one number. It gets the tensors of the whole
+set, on the CPU.
+"""
 
 
 def check_metrics(metrics: Any) -> dict[str, Metric]:
-    """The metrics by name, checked.
+    """Check that `metrics` maps names to functions, and return it as a dictionary.
 
     Raises:
         ConfigError: the metrics are not a mapping of names to functions.
@@ -47,16 +49,16 @@ def check_metrics(metrics: Any) -> dict[str, Metric]:
 def over_the_set(
     metrics: Mapping[str, Metric], parts: Iterable[tuple[Tensor, Tensor]], *, finite: bool = False
 ) -> dict[str, float]:
-    """Each metric over the outputs and targets of a whole set.
+    """Compute each metric from the outputs and targets of a whole set.
 
     Args:
-        metrics: functions by name.
-        parts: outputs and targets in batches.
-        finite: whether to refuse NaN and infinity.
+        metrics: functions by name of the metric.
+        parts: outputs and targets of each batch of the set.
+        finite: whether to refuse metrics that are NaN or infinite.
 
     Raises:
-        ConfigError: a function fails or does not return a number, or, with `finite`, returns a
-            number that is not finite.
+        ConfigError: a function fails or does not return one number, or, if `finite` is set, returns
+            NaN or infinity.
 
     Example:
         >>> over_the_set({"largest": lambda outputs, targets: outputs.max()}, [(torch.ones(2, 1), torch.zeros(2))])

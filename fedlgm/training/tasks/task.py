@@ -22,13 +22,13 @@ _PROBED = 2  # number of examples with which the shape of a model's outputs is c
 
 
 SUMMED = "; a torch loss returns them with reduction='none'"
-"""End of the message for a task that returns the sum of its losses; it mentions the argument
-`reduction` of PyTorch's losses.
+"""End of the message for a task whose losses are one number. It says how PyTorch's losses return
+one loss per example.
 """
 
 
 class ExampleLosses(Protocol):
-    """The only method of a task that sums of examples' gradients need.
+    """The only method of a task that is needed to sum examples' gradients.
 
     Example:
         >>> from fedlgm.training.example_level.engine import ExampleGradients
@@ -46,15 +46,15 @@ class ExampleLosses(Protocol):
     """
 
     def losses(self, outputs: Any, y: Any) -> Tensor:
-        """Loss of each example [n]."""
+        """Compute the loss of each example [n]."""
 
 
 class Task(ABC):
-    """What a model is trained for: its loss, its targets and its metrics. A subclass must define
-    only `losses`; the defaults of the other methods suit most losses.
+    """Defines what a model is trained for: the loss, the targets and the metrics. A subclass must
+    define only `losses`; the other methods have defaults that suit most losses.
 
-    Losses are computed under `torch.func` transforms. Therefore use tensor operations only, and
-    neither branch on values, nor call `.item()`, nor change the arguments in place.
+    Losses are computed under `torch.func` transforms. Therefore `losses` must use only tensor
+    operations: it must not branch on values, call `.item()` or change its arguments in place.
 
     Attributes:
         name: name of the task in reports.
@@ -75,22 +75,22 @@ class Task(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each example [n] for outputs [n, ...] and targets [n, ...]. The loss of an
-        example must not depend on other examples.
+        """Compute the loss of each example [n] from outputs [n, ...] and targets [n, ...]. The loss
+        of an example must not depend on other examples.
         """
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss of a batch, a scalar, which clients minimise."""
+        """Compute the mean loss of a batch, a scalar that clients minimise."""
         return self.losses(outputs, targets).mean()
 
     def prepare(self, data: DataSet) -> DataSet:
-        """Return the data set with targets of the task's type, or `data` itself if its targets
-        already have this type.
+        """Convert the targets of a data set to the task's type. A data set whose targets already
+        have this type is returned unchanged.
 
         A prepared example must depend only on the original example and on public constants. If it
         depended on a statistic of the training examples, such as their mean, one training example
-        would change all others, and no bound covers this change. Runs refuse a user's task that
-        uses such a statistic.
+        would change all others, and no privacy bound would cover this change. Runs refuse a user's
+        task that uses such a statistic.
 
         Raises:
             DataError: the targets do not fit the task; the message names a task that fits.
@@ -108,7 +108,7 @@ class Task(ABC):
 
         Args:
             y: targets of the data set.
-            part: "training" or "test", for the message of an error.
+            part: "training" or "test", for error messages.
 
         Raises:
             DataError: the targets do not fit the task.
@@ -132,15 +132,15 @@ class Task(ABC):
         return data.classes
 
     def check(self, module: nn.Module, data: DataSet) -> None:
-        """Refuse a model if the task cannot compare its outputs for two test examples with the
-        targets.
+        """Refuse a model if its outputs for two test examples do not suit the task, or if the task
+        cannot report its metrics for them.
 
-        Integer inputs are treated as tokens. The model must also accept the rows with the smallest
-        and the largest tokens of the training and test data.
+        Integer inputs are treated as tokens. The model must also accept the rows that contain the
+        smallest or the largest token of the training or test data.
 
         Raises:
-            ConfigError: the model refuses the inputs or gives unsuitable outputs, the task's loss
-                has no gradient, or its metrics lack "loss" or the headline.
+            ConfigError: the model refuses the inputs or returns unsuitable outputs, the task's loss
+                has no gradient, or the task's metrics lack "loss" or the headline.
         """
         count = min(_PROBED, len(data.test_y))
         x, y = (
@@ -194,7 +194,9 @@ class Task(ABC):
             )
 
     def _check_figures(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a task whose loss has no gradient or whose metrics a report cannot show."""
+        """Refuse a task with an invalid `better`, with a loss that has no gradient, or with metrics
+        that lack "loss" or the headline.
+        """
         label = f"task {self.name!r}"
         if self.better not in ("higher", "lower"):
             raise ConfigError(
@@ -217,24 +219,26 @@ class Task(ABC):
                 )
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Sums over a batch, by name. `metrics` computes the metrics from these sums, which must
-        include "loss".
+        """Compute the sums over a batch from which `metrics` computes the metrics, by name. The
+        sums must include "loss".
         """
         return {"loss": self.losses(outputs, targets).sum()}
 
     def count(self, targets: Tensor) -> int:
-        """Number of terms in each of a batch's `sums`: the number of examples, or the number of
-        labels if an example has several.
+        """Number of terms in each of a batch's `sums`: the number of examples, or the total number
+        of labels if an example has several labels.
         """
         return len(targets)
 
     def metrics(self, means: dict[str, float]) -> dict[str, float]:
-        """Compute the reported metrics from the means of the terms of `sums` over the whole set."""
+        """Compute the reported metrics from the totals of `sums` over the whole set, each divided
+        by the number of its terms.
+        """
         return means
 
     def set_metrics(self) -> Mapping[str, Metric]:
-        """Further metrics by name, which are not means of examples' terms. Each is a function of
-        the outputs [n, ...] and the targets [n, ...] of the whole set.
+        """Further metrics by name, which are not means over examples. Each is a function of the
+        outputs [n, ...] and the targets [n, ...] of the whole set.
 
         Example:
             >>> from sklearn.metrics import roc_auc_score
@@ -253,9 +257,9 @@ class Task(ABC):
         """Operations that compute the gradient of the mean loss with respect to the outputs and
         write it to `gradient`.
 
-        At every step, `outputs` and `targets` get new values and then the operations are called in
-        order. By default, autograd differentiates the loss; a subclass with a closed form of the
-        gradient avoids the cost of autograd.
+        At every step, new values are written to `outputs` and `targets`, and then the operations
+        are called in order. By default, `torch.func` differentiates the loss. A subclass that
+        overrides this method with a formula of the gradient avoids the cost of this.
 
         Args:
             outputs: [n, ...].
@@ -266,8 +270,8 @@ class Task(ABC):
         return [lambda: gradient.copy_(differentiate(outputs, targets))]
 
     def summed_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Gradient of the sum of the losses with respect to the outputs [n, ...], in the shape of
-        the outputs, as autograd computes it.
+        """Compute the gradient of the sum of the losses with respect to the outputs [n, ...], with
+        autograd. The gradient has the shape of the outputs.
 
         Args:
             outputs: [n, ...].
@@ -309,7 +313,8 @@ def metrics_of(task: Task, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str
 
 def require_separate_losses(task: Task | ExampleLosses, outputs: Tensor, targets: Tensor) -> None:
     """Refuse a task whose loss for an example depends on other examples. This check is necessary
-    even if clients are the unit of privacy, because batches are padded and metrics are means.
+    even if privacy protects whole clients, because the batches of unequal clients are padded and
+    metrics are means over examples.
 
     Raises:
         ConfigError: the loss of an example depends on the other examples of its batch, or `loss` is
@@ -342,8 +347,8 @@ def figures_of(task: Task, batches: list[tuple[Tensor, Tensor]]) -> dict[str, fl
 
 
 def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    """Raise ConfigError if a task's metrics depend on how the examples are divided into batches, as
-    a mean of the batches' AUCs would.
+    """Raise ConfigError if a task's metrics depend on how the examples are divided into batches. A
+    mean of the batches' AUCs would depend on this.
     """
     label = f"task {task.name!r}"
     figures = figures_of(task, [(outputs, targets)])
@@ -361,8 +366,8 @@ def require_sums(task: Task, outputs: Tensor, targets: Tensor) -> None:
 
 
 def require_finite(y: np.ndarray, part: str) -> None:
-    """Raise DataError if targets hold NaN or infinity; the message gives their number and the first
-    position.
+    """Raise DataError if targets contain NaN or infinity. The message gives the number of such
+    targets and the position of the first.
 
     Example:
         >>> require_finite(np.array([1.0, np.nan]), "training")

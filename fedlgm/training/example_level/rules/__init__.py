@@ -1,4 +1,6 @@
-"""Layer types whose per-example gradients are fused into the backward pass, by exact type."""
+"""Rules for layer types whose per-example gradients are clipped and summed during the backward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,13 @@ RULES: dict[type[nn.Module], type[Rule]] = {
     nn.GRU: GruRule,
 }
 _FOREIGN = {("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule}
-"""Types of packages that are not imported here, by module and name."""
+"""Rules for types of packages that are not imported here, by the type's module and name."""
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule for exactly this type and configuration. Subclasses have no rule, because their
-    forward pass may differ. A module with one parameter under two names has no rule.
+    """Return the rule for exactly the type and configuration of a module; None without a rule.
+    Subclasses have no rule, because their forward pass may differ. Altered modules, and modules
+    with one parameter under two names, have no rule either.
     """
     kind = type(module)
     rule = RULES.get(kind) or _FOREIGN.get((kind.__module__, kind.__qualname__))
@@ -51,7 +54,7 @@ def rule_for(module: nn.Module) -> type[Rule] | None:
 
 
 def require_rows(rule: type[Rule], module: nn.Module, name: str, x: Any) -> None:
-    """Refuse an input of a layer that has no dimension for the example.
+    """Refuse an input of a layer if the input has no dimension for the example.
 
     Args:
         rule: rule of the layer's type.

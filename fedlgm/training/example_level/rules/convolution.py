@@ -1,8 +1,9 @@
 """Convolutions of one and two dimensions, in channels-last layout.
 
-A weight gradient is the product of the output's gradient [T, out] and the patches [T, kernel * in].
-In channels-last layout a patch is `kernel height` runs of `kernel width * in` adjacent numbers, so
-patches are strided copies.
+The gradient of the weight is the product of the transposed gradient of the output [T, out] and the
+patches [T, kernel * in], where T is the number of positions. In channels-last layout, a patch
+consists of `kernel height` runs of `kernel width * in` adjacent numbers, so patches are strided
+copies.
 """
 
 from __future__ import annotations
@@ -24,28 +25,33 @@ aten = torch.ops.aten
 FEW_CHANNELS = 4
 FEW_POSITIONS, MANY_CHANNELS = 16, 256
 PIXELS_PAY = 0.7
-"""Largest ratio T (p + d) / (p d) at which Gram matrices of pixels take less time than gradients,
-as measured on CPUs."""
+"""Largest ratio T (p + d) / (p d) for which Gram matrices of pixels take less time than per-example
+gradients, as measured on CPUs. T is the number of positions, and the weight has p outputs of d
+numbers.
+"""
 WIDE_PRODUCT = 4096
-"""Least ratio p d / T at which a product of patches takes less time than oneDNN's gradient of the
-weight."""
+"""Smallest ratio p d / T for which a product of patches takes less time than oneDNN's gradient of
+the weight.
+"""
 
 
 def pair(value: Any) -> tuple[int, int]:
-    """(height, width) of a setting; one-dimensional layers have height 1."""
+    """Convert a layer's setting to (height, width). One-dimensional layers have height 1."""
     values = tuple(value)
     return (values[0], values[1]) if len(values) == 2 else (1, values[0])
 
 
 class ConvolutionRule(ProductRule):
-    """`nn.Conv2d` and `nn.Conv1d` with one group, any stride, padding and dilation."""
+    """Rule for `nn.Conv2d` and `nn.Conv1d` with one group and any stride, padding and dilation."""
 
     module: nn.Conv2d | nn.Conv1d
 
     @classmethod
     @override
     def suits(cls, module: nn.Module) -> bool:
-        """Whether the convolution has one group; grouped convolutions use the generic gradients."""
+        """Whether the module is a convolution with one group; grouped convolutions use the generic
+        method.
+        """
         return isinstance(module, nn.Conv1d | nn.Conv2d) and module.groups == 1
 
     @classmethod
@@ -58,7 +64,7 @@ class ConvolutionRule(ProductRule):
         self._flat = isinstance(module, nn.Conv1d)
         self._kernel, self._stride = pair(module.kernel_size), pair(module.stride)
         self._dilation = pair(module.dilation)
-        # Other kinds of padding are added before the layer, where autograd differentiates them.
+        # Other kinds of padding are added in `prepare`, where autograd differentiates them.
         self._before = module.padding_mode != "zeros" or isinstance(module.padding, str)
         self._padding = (0, 0) if self._before else pair(module.padding)
         if self._flat and not self._before:
@@ -76,7 +82,9 @@ class ConvolutionRule(ProductRule):
 
     @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The output; if the gradient is a product of patches, the patches are kept."""
+        """Compute the output, by a product of patches or by oneDNN. Patches are returned to be
+        saved.
+        """
         if not self._by_product(x):
             out = aten.convolution(x, self._weight(), self.bias_of(), *self._options)
             return (out.squeeze(2) if self._flat else out), ()
@@ -90,7 +98,7 @@ class ConvolutionRule(ProductRule):
 
     @override
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
-        """The size of the patches, if the gradient is a product of patches."""
+        """Number of values in an example's patches if `forward` saves them, and otherwise 0."""
         return out[0, 0].numel() * self.extent()[1] if self._by_product(self._wide(x)) else 0
 
     @override
@@ -115,19 +123,22 @@ class ConvolutionRule(ProductRule):
 
     @override
     def operand(self, use: Use) -> Tensor:
-        """The patches, which the forward pass has kept or which are formed in scratch memory."""
+        """Return the patches, which the forward pass has saved or which are now formed in scratch
+        memory.
+        """
         return use.saved[0] if use.saved else self._patches(use.x)[0]
 
     @override
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """With a vertical step of 1, strips are used, which need only a third of the copying for a
-        kernel of size 3.
+        """Compute the products. With a vertical stride of 1, strips replace the patches; for a
+        kernel of size 3, they need only a third of the copying.
         """
         y = self.columns(use.dy[rows]).transpose(1, 2)
         if use.saved or not self._by_strips():
             return torch.bmm(y, self.operand(use[rows]), out=out)
         strips, columns = self._strips(use.x[rows])
-        # Gradient of kernel line i: the output's gradient times the strips that begin i lines lower.
+        # The gradient of line i of the kernel is the output's gradient times the strips that begin
+        # i lines lower.
         each, positions = out.view(*out.shape[:2], self._kernel[0], -1), y.shape[2]
         for i in range(self._kernel[0]):
             low = i * self._dilation[0] * columns
@@ -139,13 +150,13 @@ class ConvolutionRule(ProductRule):
         return self._patch_bytes(use) // (self._kernel[0] if self._by_strips() else 1)
 
     def _patch_bytes(self, use: Use) -> int:
-        """Bytes of scratch per example that the patches take."""
+        """Bytes of scratch memory per example that the patches take."""
         return 0 if use.saved else self.positions(use) * self.extent()[1] * use.x.element_size()
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """Whether Gram matrices take less time than gradients. Gram matrices of pixels are cheaper
-        than Gram matrices of patches.
+        """Whether Gram matrices take less time than per-example gradients. With stride and dilation
+        1, Gram matrices of pixels are used, which are cheaper than those of patches.
         """
         outputs, inputs = self.extent()
         if self._stride == self._dilation == (1, 1) and self._kernel != (1, 1):
@@ -154,8 +165,8 @@ class ConvolutionRule(ProductRule):
 
     @override
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """The Gram matrices. For stride 1 they are formed by shifts of the Gram matrix of the
-        pixels.
+        """Compute the Gram matrices of the patches. With stride and dilation 1, they are sums of
+        shifted Gram matrices of the pixels.
         """
         if use.saved or self._stride != (1, 1) or self._dilation != (1, 1):
             patches = self.operand(use[rows])
@@ -188,8 +199,8 @@ class ConvolutionRule(ProductRule):
         if len(use) == 0:
             return
         p, d = self.extent()
-        # For a wide weight this is one matrix product over patches; otherwise oneDNN sums over the
-        # scaled batch.
+        # For a large weight, the sum is one matrix product over patches; otherwise oneDNN computes
+        # it from the scaled batch.
         if use.saved or p * d >= WIDE_PRODUCT * self.positions(use) or total.dtype != use.x.dtype:
             scaled, total = self._scale(self.columns(use.dy), factors), total.view(p, d)
             for rows in chunks(len(use), self._patch_bytes(use)):
@@ -230,7 +241,7 @@ class ConvolutionRule(ProductRule):
         return weight.unsqueeze(2) if self._flat else weight
 
     def _images(self, dy: Tensor) -> Tensor:
-        """The output's gradient as an image."""
+        """Return the output's gradient as images in the chosen layout."""
         dy = self._wide(dy)
         return dy.contiguous(memory_format=self._layout(dy))
 
@@ -238,8 +249,8 @@ class ConvolutionRule(ProductRule):
         return dy.unsqueeze(2) if self._flat and dy.dim() == 3 else dy
 
     def _layout(self, images: Tensor) -> torch.memory_format:
-        """Channels last, except for images of few positions and many channels: there oneDNN is 1.8
-        times as fast in the other layout.
+        """Choose channels last, except for images of few positions with many output channels, for
+        which oneDNN is 1.8 times as fast in the other layout.
         """
         few = images.shape[2] * images.shape[3] <= FEW_POSITIONS * self._stride[0] * self._stride[1]
         return (
@@ -249,8 +260,8 @@ class ConvolutionRule(ProductRule):
         )
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Images [c, H, W, C] with a border of zeros. The border is written once for all layers of
-        the same shape.
+        """Copy images to [c, H, W, C] with a border of zeros. The border is never overwritten, so
+        all layers of the same shape share it.
         """
         x = x.permute(0, 2, 3, 1)
         (high, wide), (n, height, width, channels) = self._padding, x.shape
@@ -262,8 +273,8 @@ class ConvolutionRule(ProductRule):
         return padded
 
     def _by_product(self, x: Tensor) -> bool:
-        """Whether a matrix product over patches is faster than oneDNN, as it is for few channels,
-        or for patches that overlap little.
+        """Whether a matrix product over patches is faster than oneDNN, which is so for few channels
+        and for patches that overlap little.
         """
         if self._dilation != (1, 1) or x.device.type != "cpu":
             return False
@@ -277,11 +288,12 @@ class ConvolutionRule(ProductRule):
         return self._stride[0] == 1 and self._kernel[0] > 1
 
     def _strips(self, x: Tensor) -> tuple[Tensor, int]:
-        """Rows of the patches in scratch memory, [c, H * W', kernel width * in], and W'. H is the
-        padded height.
+        """Copy strips, which are the lines of all patches, to scratch memory [c, H * W', kernel
+        width * in]. Return the strips and W', the number of columns of patches; H is the padded
+        height.
 
-        A patch is `kernel height` such rows of one column. With a vertical stride of 1 the rows
-        under the i-th line of the kernel are adjacent.
+        A patch consists of `kernel height` strips of one column. With a vertical stride of 1, the
+        strips under the i-th line of the kernel are adjacent.
         """
         strips, (_, columns) = self._unfold(x, 1, 1, partial(self.memory.take, "strips"))
         return strips, columns
@@ -289,8 +301,8 @@ class ConvolutionRule(ProductRule):
     def _patches(
         self, x: Tensor, take: Callable[..., Tensor] | None = None
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Patches [c, T, kernel height * kernel width * in] in scratch memory or in memory from
-        `take(*shape)`, and (H', W').
+        """Copy the patches [c, T, kernel height * kernel width * in] to scratch memory, or to
+        memory from `take(*shape)`. Return the patches and the output's size (H', W').
         """
         take = take or partial(self.memory.take, "patches")
         return self._unfold(x, self._kernel[0], self._stride[0], take)
@@ -298,8 +310,8 @@ class ConvolutionRule(ProductRule):
     def _unfold(
         self, x: Tensor, high: int, down: int, take: Callable[..., Tensor]
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Patches with a height of `high` lines that begin at every `down`-th line, and the numbers
-        of lines and columns of patches.
+        """Copy the patches of `high` lines that begin at every `down`-th line. Return the patches,
+        and the numbers of rows and columns of patches.
         """
         pixels, wide, right = self._pad(x), self._kernel[1], self._stride[1]
         tall, broad = self._dilation

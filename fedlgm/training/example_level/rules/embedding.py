@@ -1,4 +1,6 @@
-"""Embeddings: the gradient of a row is the sum over the positions that use it."""
+"""Rule for embeddings. The gradient of a row of the weight is a sum over the positions that use
+this row.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from fedlgm.training.example_level.rules.rule import Kept, Rule, Use, all_finite
 
 
 class EmbeddingRule(Rule):
-    """`nn.Embedding` of tokens [n, ...].
+    """Rule for `nn.Embedding` of tokens [n, ...].
 
     Raises:
-        ConfigError: an option of the module depends on the other examples.
+        ConfigError: an option of the module makes an example's result depend on other examples.
     """
 
     module: nn.Embedding
@@ -34,7 +36,9 @@ class EmbeddingRule(Rule):
 
     @override
     def shares(self, x: Tensor) -> bool:
-        """The positions 0, 1, ... of a sequence, [1, length]."""
+        """Whether the input is one row for all examples [1, length], such as the positions 0, 1,
+        ...
+        """
         return x.dim() > 1 and len(x) == 1
 
     @override
@@ -61,10 +65,11 @@ class EmbeddingRule(Rule):
 
 
 class _KeptRows(Kept):
-    """Gradients of the rows that each example uses, with every row only once.
+    """Gradients of the embedding's rows that each example uses, with one gradient for each pair of
+    example and row.
 
-    Rows that an example uses several times are summed before the norm is taken. Summing the squares
-    over all positions would give a wrong norm.
+    If an example uses a row several times, the gradients are summed before the norm is computed.
+    Summing the squares over all positions would give a wrong norm.
     """
 
     def __init__(self, tokens: Tensor, dy: Tensor, module: nn.Embedding) -> None:
@@ -92,7 +97,7 @@ class _KeptRows(Kept):
 
 
 def _by_token(use: Use) -> Tensor:
-    """Gradients of the output [n, tokens, width]."""
+    """Reshape the output's gradient to [n, tokens, width]."""
     return use.dy.reshape(len(use), -1, use.dy.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Fully connected layers."""
+"""Rule for fully connected layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedlgm.training.example_level.rules.rule import Use, add_product_
 
 
 class LinearRule(ProductRule):
-    """`nn.Linear` on [n, in] or [n, ..., in]."""
+    """Rule for `nn.Linear` with inputs [n, in] or [n, ..., in]."""
 
     module: nn.Linear
     unites = True
@@ -33,7 +33,7 @@ class LinearRule(ProductRule):
 
     @override
     def unite(self, uses: Sequence[Use]) -> Use:
-        """The rows of all uses become positions of one use."""
+        """Join several uses to one use, whose positions are the positions of all uses."""
         x = torch.cat([self.columns(use.x) for use in uses], 1)
         return Use(x, torch.cat([self.columns(use.dy) for use in uses], 1))
 

@@ -1,5 +1,5 @@
-"""Normalisation inside an example: LayerNorm and GroupNorm. The gradient of weight and bias is a
-sum over positions.
+"""Rules for normalisation inside an example: LayerNorm and GroupNorm. The gradients of weight and
+bias are sums over positions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ aten = torch.ops.aten
 
 
 class _AffineRule(Rule):
-    """weight * xhat + bias: gradients sum(dy * xhat) and sum(dy) over an example's positions."""
+    """Base class of rules for weight * xhat + bias, where xhat is the normalised input. The
+    gradients are the sums of dy * xhat and of dy over an example's positions.
+    """
 
     @override
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -28,12 +30,12 @@ class _AffineRule(Rule):
         return KeptGradients(gradients, [row_squares(gradient) for gradient in gradients])
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Output, means, and inverse standard deviations."""
+        """Compute the output, the means and the inverse standard deviations."""
         raise NotImplementedError
 
 
 class LayerNormRule(_AffineRule):
-    """`nn.LayerNorm` over the last dimensions."""
+    """Rule for `nn.LayerNorm` over the last dimensions."""
 
     module: nn.LayerNorm
 
@@ -80,7 +82,7 @@ class LayerNormRule(_AffineRule):
 
 
 class GroupNormRule(_AffineRule):
-    """`nn.GroupNorm` of [n, C, ...]."""
+    """Rule for `nn.GroupNorm` with inputs [n, C, ...]."""
 
     module: nn.GroupNorm
 
@@ -91,11 +93,11 @@ class GroupNormRule(_AffineRule):
 
     @override
     def input_gradient(self, use: Use) -> Tensor:
-        """Gradient of the input by torch's kernel, or by three passes over cached data where this
-        kernel is slow (channels last).
+        """Compute the gradient of the input by PyTorch's kernel or, where this kernel is slow
+        (channels last), by three passes over data in the processor's cache.
 
-        With a = weight * dy, xhat = (x - mean) * scale and means over a group: scale (a - mean(a) -
-        xhat mean(a xhat)).
+        With a = weight * dy and xhat = (x - mean) * scale, the gradient is scale (a - mean(a) -
+        xhat mean(a xhat)), where the means are over a group.
         """
         (n, channels), positions = use.x.shape[:2], use.x[0, 0].numel()
         weight, groups = self.module.weight.detach(), self.module.num_groups
@@ -121,8 +123,8 @@ class GroupNormRule(_AffineRule):
 
     @override
     def instantiate(self, use: Use) -> list[Tensor]:
-        """Gradients of weight and bias. The input is centred before the product, because a large
-        mean would otherwise cause cancellation.
+        """Compute the gradients of weight and bias. The input is centred before the product,
+        because a large mean would otherwise cause cancellation.
         """
         n, channels = use.x.shape[:2]
         repeat = channels // self.module.num_groups
@@ -140,7 +142,7 @@ class GroupNormRule(_AffineRule):
         return [gradients[key] for key in self.parameters]
 
     def _by_position(self, x: Tensor) -> Tensor:
-        """[n, positions, C]."""
+        """View images [n, C, ...] as [n, positions, C]."""
         return (x[:, :, None] if x.ndim == 2 else x.flatten(2)).transpose(1, 2)
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

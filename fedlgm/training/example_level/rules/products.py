@@ -1,12 +1,11 @@
 """Per-example gradients that are products of two matrices: dY_i^T X_i for T rows per example.
 
-There are three ways to compute the norms and the scaled sum. The shapes determine the choice, and
-no per-example gradient is kept:
+There are three ways to compute the norms and the scaled sum. The shapes determine which is used:
 
 * One row per example (T = 1): ||g_i|| = ||dy_i|| ||x_i||, and the sum is one product of scaled
   rows.
-* Instantiate: the gradients of a chunk that fits the cache are formed, measured, scaled, added and
-  dropped.
+* Instantiate: the gradients of a chunk of examples that fits into the cache are formed, measured,
+  scaled, added and dropped. If the factors are not known yet, all gradients are kept instead.
 * Ghost: the norms follow from Gram matrices, and the sum is one product of scaled rows (Li et al.,
   ICLR 2022).
 """
@@ -33,22 +32,25 @@ from fedlgm.training.example_level.rules.rule import (
 )
 
 GHOST_TRUST = 2.0**-4
-"""Least ratio of a squared norm to the product of the norms of its Gram matrices. At this ratio,
-rounding of the Gram matrices changes the norm by 4e-6."""
-# least sum of squares per term: vanished terms (below 2^-126) are at most 2^-22 of it
+"""Smallest ratio of a squared norm to the product of the norms of its Gram matrices at which the
+norm is trusted. At this ratio, the rounding of the Gram matrices changes the norm by 4e-6.
+"""
+# smallest trusted sum of squares, per term: terms that underflow (below 2^-126) are at most 2^-22
+# of the sum
 _VANISHED = 2.0**-104
-# least entry of a Gram matrix, by the same rule, for products of rows of up to 2^24 numbers
+# smallest trusted entry of a Gram matrix, by the same rule, for products of rows of up to 2^24
+# numbers
 _LEAST_GRAM = 2.0**-80
-_RUN = 256  # float32 squares that vectorised sums add with a relative error below 2^-20
+_RUN = 256  # number of float32 squares that a vectorised sum adds with a relative error below 2^-20
 
 
 def row_squares(rows: Tensor) -> Tensor:
-    """Squared norm of each row of [n, size], float64 [n]; relative error at most 2^-20 for float32
-    rows of any length.
+    """Compute the squared norm of each row of [n, size], float64 [n]. For float32 rows of any
+    length, the relative error is at most 2^-20.
 
-    Squares below 2^-126 vanish in float32. A row in which vanished squares may matter is squared in
-    float64, because its norm is a factor of a product, so that even a tiny norm matters. A square
-    that overflows gives `inf`, and such an example counts as zero.
+    Squares below 2^-126 underflow in float32. A row for which this may matter is squared in
+    float64, because even a tiny norm matters if it is later multiplied by a large one. A square
+    that overflows gives `inf`, and the example of this row counts as zero.
     """
     size = rows.shape[1]
     if rows.dtype == torch.float64:
@@ -72,7 +74,9 @@ def row_squares(rows: Tensor) -> Tensor:
 
 
 def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
-    """`row_squares` of several tensors on the CPU with n rows each, float64 [len(many), n]."""
+    """Compute the `row_squares` of several tensors on the CPU that have n rows each, float64
+    [len(many), n].
+    """
     longest = max(rows.shape[1] for rows in many)
     if longest <= _RUN and all(rows.dtype == torch.float32 for rows in many):
         squares = np.empty((len(many), many[0].shape[0]))
@@ -85,13 +89,14 @@ def squares_of_rows(many: Sequence[Tensor]) -> np.ndarray:
 
 
 def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared norms from Gram matrices [c, T, T], which are never too small, with a flag for norms
-    that are too inexact.
+    """Compute squared norms, which are never too small, from Gram matrices [c, T, T]. Also return
+    the indices of examples whose norms are too inexact.
 
-    If an example's positions cancel, sum(A B) is a small difference of large numbers, and its
-    rounding error is proportional to ||A||_F ||B||_F. A bound of this error is added to the norm.
-    The norm is not used if the bound is not small relative to the sum, or if products inside a Gram
-    matrix, or products of two entries of Gram matrices, may have underflowed.
+    The squared norm is the sum of the products of the entries of two Gram matrices A and B. If an
+    example's positions cancel, this sum is a small difference of large numbers, and its rounding
+    error is proportional to ||A||_F ||B||_F. A bound on this error is added to the sum. The norm is
+    too inexact if the bound is not small relative to the sum, or if products inside a Gram matrix,
+    or products of two entries of Gram matrices, may have underflowed.
     """
     sums = torch.linalg.vecdot(gram_x.flatten(1), gram_y.flatten(1)).double()
     of_x, of_y = (torch.linalg.vector_norm(gram, dim=(1, 2)).double() for gram in (gram_x, gram_y))
@@ -102,50 +107,53 @@ def ghost_squares(gram_x: Tensor, gram_y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ProductRule(Rule):
-    """Base of layers whose weight gradient is dY_i^T X_i; a bias has the column sums of dY_i.
+    """Base class of rules for layers whose weight has the gradient dY_i^T X_i. The gradient of a
+    bias is the column sums of dY_i.
 
-    A subclass defines how the two matrices follow from a layer's input and output gradient. Sums
-    and gradients of the weight lie in the order [p, d] of the product.
+    A subclass defines how the two matrices follow from a layer's input and output gradient. The
+    numbers in sums and gradients of the weight have the order [p, d] of the product.
 
     Attributes:
-        arranged: whether sums and gradients already have the order of the parameter. This is so
-            before the first addition, and for gradients from `instantiate`.
+        arranged: whether the sums already have the order of the parameter. This is so before the
+            first addition, and if only gradients from `instantiate` are added.
     """
 
     arranged = True
 
     def positions(self, use: Use) -> int:
-        """T, rows per example."""
+        """T, the number of rows per example."""
         raise NotImplementedError
 
     def extent(self) -> tuple[int, int]:
-        """(p, d), size of the product."""
+        """(p, d), the size of the product."""
         raise NotImplementedError
 
     def columns(self, dy: Tensor) -> Tensor:
-        """Rows dY_i as [n, T, p]."""
+        """Return the rows dY_i as [n, T, p]."""
         raise NotImplementedError
 
     def operand(self, use: Use) -> Tensor:
-        """Rows X_i as [n, T, d]."""
+        """Return the rows X_i as [n, T, d]."""
         raise NotImplementedError
 
     def products(self, use: Use, rows: slice, out: Tensor) -> Tensor:
-        """Products dY_i^T X_i of the examples in `rows`, written to `out` [c, p, d]."""
+        """Write the products dY_i^T X_i of the examples in `rows` to `out` [c, p, d]."""
         raise NotImplementedError
 
     def operand_bytes(self, use: Use) -> int:
-        """Bytes of scratch per example that `products` writes besides its result."""
+        """Bytes of scratch memory per example that `products` writes besides its result."""
         return 0
 
     def grams(self, use: Use, rows: slice) -> Tensor:
-        """Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]; overwritten by the next
-        call.
+        """Compute the Gram matrices X_i X_i^T of the examples in `rows`, [c, T, T]. The next call
+        overwrites them.
         """
         raise NotImplementedError
 
     def grams_of_outputs(self, use: Use, rows: slice) -> Tensor:
-        """Gram matrices dY_i dY_i^T of the examples in `rows`; overwritten by the next call."""
+        """Compute the Gram matrices dY_i dY_i^T of the examples in `rows`. The next call may
+        overwrite them.
+        """
         y = self.columns(use.dy[rows])
         gram = self.memory.take("gram of outputs", len(y), y.shape[1], y.shape[1])
         return torch.bmm(y, y.transpose(1, 2), out=gram)
@@ -178,7 +186,7 @@ class ProductRule(Rule):
         return None
 
     def _add_single_rows(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """Add the gradients of examples with one row each, by one product of scaled rows."""
+        """Add the gradients of examples with one row each, in one product of scaled rows."""
         biases, of_bias = self.biases(use)
         x = self.operand(use).flatten(1)
         of_dy = of_bias[0] if biases else row_squares(use.dy.reshape(len(use), -1))
@@ -215,15 +223,15 @@ class ProductRule(Rule):
         return [self.in_order(gradients).reshape(len(use), -1), *biases]
 
     def in_order(self, gradients: Tensor) -> Tensor:
-        """Gradients [..., p, d] in the order of the parameter."""
+        """Rearrange gradients [..., p, d] into the order of the parameter."""
         return gradients
 
     def squares(self, use: Use) -> tuple[Tensor, Tensor]:
-        """Squared norms of the weight's gradients, float64 [n], computed without forming the
+        """Compute the squared norms of the weight's gradients, float64 [n], without forming the
         gradients.
 
-        The method also returns the indices of examples with unreliable norms. Their gradients must
-        be instantiated.
+        The method also returns the indices of examples with unreliable norms. The gradients of
+        these examples must be instantiated.
         """
         if self.positions(use) == 1:
             product = row_squares(self.operand(use).flatten(1)) * row_squares(
@@ -245,8 +253,8 @@ class ProductRule(Rule):
         return positions > 1 and not self.ghost_pays(positions)
 
     def ghost_pays(self, positions: int) -> bool:
-        """Whether Gram matrices take less time than gradients: T (p + d) <= p d / 2, measured on
-        CPUs.
+        """Whether Gram matrices take less time than per-example gradients. As measured on CPUs,
+        this is so for T (p + d) <= p d / 2.
         """
         outputs, inputs = self.extent()
         return 2 * positions * (outputs + inputs) <= outputs * inputs
@@ -261,13 +269,13 @@ class ProductRule(Rule):
         return out
 
     def _scale(self, dy: Tensor, factors: Tensor) -> Tensor:
-        """Every example's output gradient times its factor, in scratch."""
+        """Multiply every example's output gradient by the example's factor, in scratch memory."""
         along = factors.view(-1, *(1,) * (dy.dim() - 1))
         return torch.mul(dy, along, out=self.memory.take("scaled", *dy.shape))
 
     def biases(self, use: Use) -> tuple[list[Tensor], list[Tensor]]:
-        """Every example's gradient of the bias, and the squared norm of this gradient; empty
-        without a trained bias.
+        """Compute every example's gradient of the bias, and the squared norms of these gradients.
+        Both lists are empty without a trained bias.
         """
         if "bias" not in self.parameters:
             return [], []
@@ -277,10 +285,10 @@ class ProductRule(Rule):
 
 
 class _KeptRows(Kept):
-    """Inputs and output gradients, for one product of scaled rows.
+    """Inputs and output gradients of a use, kept for one product of scaled rows.
 
-    Examples with unreliable ghost norms are instantiated, measured and added separately, so that
-    the measured gradient is the added gradient.
+    The gradients of examples with unreliable ghost norms are instantiated, measured and added
+    separately, so that exactly the measured gradients are added.
     """
 
     def __init__(

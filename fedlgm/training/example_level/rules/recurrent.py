@@ -1,9 +1,10 @@
-"""Recurrent layers: LSTM and GRU. The gates of every step are linear functions of the step's input
-and of the previous state, before their activations. The weights' gradients are therefore products
-over the steps, as for two fully connected layers.
+"""Rules for recurrent layers: LSTM and GRU. Before their activations, the gates of every step are
+linear functions of the step's input and of the previous state. The weights' gradients are therefore
+products over the steps, as for two fully connected layers.
 
-The gradients of the gates come from a backward pass through time. PyTorch's own layers are fused
-and do not return these gradients. In memory, time is the first dimension.
+The gradients of the gates come from a backward pass through time. PyTorch's own layers are fused,
+and do not return these gradients. During this pass, time is the first dimension of tensors in
+memory.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ aten = torch.ops.aten
 
 
 class RecurrentRule(Rule):
-    """Layers of sequences [n, T, in], in one direction, with or without initial states.
+    """Base class of rules for layers of sequences [n, T, in], in one direction, with or without
+    initial states.
 
-    The inputs of a call are joined to one tensor. The outputs are joined to another tensor: [n, T,
-    hidden] followed by the last states of every layer.
+    The inputs of a call are joined to one tensor. The outputs are joined to another tensor, which
+    contains the hidden states [n, T, hidden] followed by the last states of every layer.
 
     Attributes:
-        states: number of states of a layer: 2 with cells, 1 without.
-        kept: number of values that are kept for the backward pass, for every step and unit.
+        states: number of states of a layer: 2 with cells, 1 without cells.
+        kept: number of values that are kept for the backward pass for every step and unit.
     """
 
     module: nn.RNNBase
@@ -108,28 +110,28 @@ class RecurrentRule(Rule):
         return [gradients[name] for name in self.parameters]
 
     def run(self, x: Tensor, before: Sequence[Tensor], ih: _Part, hh: _Part) -> tuple[Tensor, ...]:
-        """One layer's states [T + 1, n, hidden] for its input [T, n, in], and further values for
-        the backward pass. The first state is given.
+        """Compute one layer's states [T + 1, n, hidden] for its input [T, n, in] and the initial
+        states `before`. Further results are for the backward pass.
         """
         raise NotImplementedError
 
     def gradients(
         self, saved: Sequence[Tensor], dy: Tensor, ends: Sequence[Tensor], weight: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Gradients of the two products' outputs, [T, n, rows of the weight], and of the states
-        before the first step.
+        """Compute the gradients of the outputs of the two products, [T, n, rows of the weight], and
+        of the states before the first step.
 
         Args:
             saved: results of `run`. All results except the states are overwritten.
             dy: gradients of the hidden states, [T, n, hidden].
-            ends: additional gradients of the last states.
-            weight: weight that multiplies the hidden state.
+            ends: additional gradients of each last state.
+            weight: the weight by which the hidden state is multiplied.
         """
         raise NotImplementedError
 
     def _trained_parts(self, use: Use) -> list[tuple[_Part, list[str], Use]]:
-        """The parts with trained parameters, the names of these parameters in the module, and the
-        uses of the parts.
+        """Return the parts with trained parameters, each with the module's names of these
+        parameters and with its use.
         """
         parts = list[tuple[_Part, list[str], Use]]()
         for part, of_part in zip(self._parts, self._through_time(use), strict=True):
@@ -139,7 +141,9 @@ class RecurrentRule(Rule):
         return parts
 
     def _apart(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Sequences [n, T, in], and the initial states of all layers, [n, states * layers, hidden]."""
+        """Split a joined input into sequences [n, T, in] and initial states [n, states * layers,
+        hidden].
+        """
         count, size = self._ends, self.module.hidden_size
         if x.dim() == 3:
             return x, x.new_zeros(len(x), count, size)
@@ -149,8 +153,8 @@ class RecurrentRule(Rule):
         )
 
     def _through_time(self, use: Use) -> list[Use]:
-        """The uses of all parts, from the backward pass through time; `shared` gets the gradient of
-        the input.
+        """Run the backward pass through time, and return the uses of all parts. Store the gradient
+        of the input in `use.shared`.
         """
         layers = self.module.num_layers
         each = len(use.saved) // layers
@@ -182,8 +186,8 @@ class RecurrentRule(Rule):
 
 
 class LstmRule(RecurrentRule):
-    """`nn.LSTM`: with a, k, m, s for the gates that admit, keep, make and show, c' = k c + a m and
-    h' = s tanh(c').
+    """Rule for `nn.LSTM`. With a, k, m and s for the gates `admit`, `keep`, `new` and `show`, the
+    states are c' = k c + a m and h' = s tanh(c').
     """
 
     module: nn.LSTM
@@ -236,8 +240,9 @@ class LstmRule(RecurrentRule):
 
 
 class GruRule(RecurrentRule):
-    """`nn.GRU`: with r, z, m for the gates that reset, retain and make, and p for the product of
-    the state before that makes, m = tanh(x + r p) and h' = (1 - z) m + z h.
+    """Rule for `nn.GRU`. With r, z and m for the gates `reset`, `retain` and `new`, with x for the
+    input's product for `new`, and with p for the previous state's product for it, the gate is m =
+    tanh(x + r p) and the state is h' = (1 - z) m + z h.
     """
 
     module: nn.GRU
@@ -290,7 +295,8 @@ class GruRule(RecurrentRule):
 
 
 class _Part(LinearRule):
-    """One of the two products in a recurrent layer, treated as a fully connected layer.
+    """One of the two products in a recurrent layer (of the input or of the previous state), treated
+    as a fully connected layer.
 
     Attributes:
         names: names of the product's parameters in the module.
@@ -311,19 +317,19 @@ class _Part(LinearRule):
 
     @property
     def weight(self) -> Tensor:
-        """The weight, detached."""
+        """The weight, detached from autograd."""
         return self.module.weight.detach()
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, detached."""
+        """The bias, detached from autograd."""
         return self.bias_of()
 
     @override
     def ghost_pays(self, positions: int) -> bool:
-        """Whether Gram matrices take less time. The answer is the same for both parts of a layer,
-        because the second part uses the Gram matrices of the outputs that the first part has
-        computed.
+        """Whether Gram matrices take less time than per-example gradients. The answer is the same
+        for both parts of a layer, because the second part reuses the outputs' Gram matrices that
+        the first part has computed.
         """
         outputs = self.extent()[0]
         return 2 * positions * (outputs + self._inputs) <= outputs * self._inputs
@@ -346,7 +352,7 @@ class _Part(LinearRule):
     def add_product(self, total: Tensor, use: Use, factors: Tensor) -> None:
         """Add the scaled products. The inputs are scaled, because the outputs' gradients are
         usually wider. All of these numbers are below 2^64, because their Gram matrices are finite.
-        A number that vanishes in a product is therefore tiny.
+        A scaled number that underflows therefore changes a product only slightly.
         """
         x, dy = (value.transpose(0, 1) for value in (use.x, use.dy))
         scaled = torch.mul(x, factors[:, None], out=self.memory.take("scaled", *x.shape))
@@ -354,7 +360,9 @@ class _Part(LinearRule):
 
 
 class _KeptParts(Kept):
-    """Data of the parts, with the indices of their parameters among the module's parameters."""
+    """Kept data of a layer's parts, with the indices of the parts' parameters among the module's
+    parameters.
+    """
 
     def __init__(self, kept: Sequence[Kept], places: Sequence[Sequence[int]]) -> None:
         self._kept, self._places = kept, places

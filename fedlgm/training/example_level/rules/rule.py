@@ -15,24 +15,25 @@ from typing_extensions import override
 from fedlgm.training.stack.tape import Memory
 
 Scale = Callable[[slice, Sequence[Tensor]], list[Tensor]]
-"""A function that maps the squared norms of some examples' gradients to the examples' factors, for
-each parameter. It is called as `scale(rows, squares)` with squares float64 [c] per parameter. It
-returns one vector [c] per parameter, with 0 for an example whose gradient is not finite.
+"""A function that computes the factors of the examples in `rows` from the squared norms of their
+gradients. It is called as `scale(rows, squares)`, where `squares` has one float64 vector [c] per
+parameter. It returns one vector [c] per parameter, with 0 for an example whose gradient is not
+finite.
 """
 
 
 @dataclass
 class Use:
-    """One call of a layer in the forward pass, with its output's gradient.
+    """One call of a layer in the forward pass, with the gradient of the call's output.
 
     Attributes:
         x: input; the first dimension is the example.
         dy: gradient of the output.
-        saved: results of the forward pass for the backward pass; the first dimension is the
+        saved: results of the forward pass that the backward pass needs; the first dimension is the
             example.
-        shared: results from computing the parameters' gradients that are also used for the gradient
+        shared: results of computing the parameters' gradients that are also needed for the gradient
             of the input.
-        common: results that are the same for all uses with the same `dy`.
+        common: results that depend only on `dy`, shared by all uses with the same `dy`.
     """
 
     x: Tensor
@@ -45,12 +46,12 @@ class Use:
         return len(self.x)
 
     def __getitem__(self, rows: slice | Tensor) -> Use:
-        """The same use of the layer, restricted to some of the examples."""
+        """Restrict the use to some of the examples, without `shared` and `common`."""
         return Use(self.x[rows], self.dy[rows], tuple(value[rows] for value in self.saved))
 
 
 class Kept(Protocol):
-    """Data of one use of a layer, kept until the factors are known.
+    """Data of one use of a layer, which are kept until the factors are known.
 
     Attributes:
         squares: squared norm of each example's gradient, float64 [n] per parameter.
@@ -63,13 +64,15 @@ class Kept(Protocol):
 
 
 class Rule:
-    """Forward pass and gradients of one module whose first dimension is the example.
+    """Computes the forward pass and the per-example gradients of one module whose first dimension
+    is the example.
 
-    Unfinished sums may have a different order from the parameter; `finish` restores torch's order.
+    The numbers in unfinished sums may have another order than the parameter; `finish` restores
+    PyTorch's order.
 
     Args:
         module: the layer; its parameters are read in place.
-        memory: scratch that all layers share.
+        memory: scratch memory that all layers share.
         name: name of the layer, also used for the layer's scratch memory.
 
     Attributes:
@@ -87,54 +90,58 @@ class Rule:
 
     @classmethod
     def suits(cls, module: nn.Module) -> bool:
-        """Whether this rule covers the module as it is configured."""
+        """Whether this rule supports the module's configuration."""
         return True
 
     @classmethod
     def dimensions(cls, module: Any) -> int:
-        """Least number of dimensions of an input, including the first dimension, which is the
+        """Smallest number of dimensions of an input, including the first dimension, which is the
         example.
 
-        With fewer dimensions, torch treats all rows as one example, for instance as the channels of
-        one image.
+        With fewer dimensions, PyTorch treats all rows as one example, for instance as the channels
+        of one image.
         """
         return 1
 
     def shares(self, x: Tensor) -> bool:
-        """Whether an input is a single row for the whole batch. If so, the layer is called with a
-        copy of the row for each example.
+        """Whether an input is a single row that all examples of the batch share. If so, the layer
+        is called with this row repeated for each example.
         """
         return False
 
     def join(self, *given: Any) -> Tensor:
-        """The inputs of a call as one tensor, with the example as the first dimension."""
+        """Join the inputs of a call to one tensor, with the example as the first dimension."""
         (x,) = given
         return x  # type: ignore[no-any-return]
 
     def outputs(self, out: Tensor) -> Any:
-        """The module's return value, from the result of `forward`."""
+        """Convert the result of `forward` to the module's return value."""
         return out
 
     def prepare(self, x: Tensor) -> Tensor:
-        """The input in the form that `forward` takes; part of the differentiated graph."""
+        """Convert the input to the form that `forward` takes. Autograd differentiates this
+        conversion.
+        """
         return x
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Output for a batch and the tensors to save, not recorded by autograd."""
+        """Compute the output for a batch, and the tensors to save, without autograd."""
         raise NotImplementedError
 
     def numbers_to_keep(self, x: Tensor, out: Tensor) -> int:
         """Number of values per example that the forward pass keeps in addition to input and output,
-        for tensors like these.
+        for an input `x` and an output `out`.
         """
         return 0
 
     def input_gradient(self, use: Use) -> Tensor:
-        """Gradient of the input."""
+        """Compute the gradient of the input."""
         raise NotImplementedError
 
     def immediately(self, use: Use, sums: Sequence[Tensor], scale: Scale) -> None:
-        """Measure, scale and add every example's gradient, without keeping gradients."""
+        """Measure, scale and add every example's gradient at once, because the factors depend on
+        this layer alone.
+        """
         record = self.keep(use)
         record.add(sums, scale(slice(0, len(use)), record.squares))
 
@@ -143,26 +150,26 @@ class Rule:
         raise NotImplementedError
 
     def unite(self, uses: Sequence[Use]) -> Use:
-        """One use whose gradients are the sums of the gradients of several uses, for a rule that
-        `unites`.
+        """Join several uses to one use, whose gradients are the sums of their gradients. Only rules
+        with `unites` need this method.
         """
         raise NotImplementedError
 
     def instantiate(self, use: Use) -> list[Tensor]:
-        """Every example's gradient [n, size] per parameter, in torch's own order."""
+        """Compute every example's gradient [n, size] per parameter, in PyTorch's order."""
         raise NotImplementedError
 
     def finish(self, sums: Sequence[Tensor]) -> None:
-        """Bring the finished sums into the order of the parameters."""
+        """Rearrange the finished sums, in place, into the order of the parameters."""
 
     def bias_of(self) -> Tensor | None:
-        """The module's bias, detached."""
+        """Return the module's bias, detached from autograd; None without a bias."""
         bias = self.module.bias
         return bias.detach() if isinstance(bias, Tensor) else None
 
 
 class KeptGradients(Kept):
-    """Per-example gradients that are kept as they are.
+    """Kept data that are the per-example gradients themselves.
 
     Args:
         gradients: [n, size] per parameter.
@@ -181,25 +188,28 @@ class KeptGradients(Kept):
 
 
 def all_finite(squares: Tensor) -> bool:
-    """Whether all squares are finite. Only one number is read instead of all squares."""
+    """Whether all squares are finite. Only their sum is read from the device."""
     return math.isfinite(float(squares.sum()))
 
 
 CHUNK_BYTES = 3 << 20
-"""Bytes of gradients and their operands that are formed at a time, about the size of a core's
-cache."""
+"""Size in bytes of the gradients and operands that are formed at a time, about the size of a core's
+cache.
+"""
 
 
 def chunks(examples: int, bytes_each: int, most: int = CHUNK_BYTES) -> Iterator[slice]:
-    """Consecutive slices of the examples, each of at most `most` bytes (or a single example)."""
+    """Yield consecutive slices of the examples, each of at most `most` bytes or of a single
+    example.
+    """
     size = max(1, min(examples, most // max(1, bytes_each)))
     for low in range(0, examples, size):
         yield slice(low, min(low + size, examples))
 
 
 def add_scaled_(total: Tensor, gradients: Tensor, factors: Tensor, finite: bool = True) -> None:
-    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]; rows of factor 0 may hold NaN
-    unless `finite`.
+    """Add sum_i f_i g_i for gradients [n, size] to `total` [size]. With `finite=False`, rows with
+    factor 0 may contain NaN or infinity.
 
     Products and sums have the precision of `total`.
     """

@@ -1,5 +1,5 @@
-"""`transformers.pytorch_utils.Conv1D`, a fully connected layer whose weight has the shape [in, out]
-(GPT-2).
+"""Rule for `transformers.pytorch_utils.Conv1D`, a fully connected layer of GPT-2 whose weight has
+the shape [in, out].
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedlgm.training.example_level.rules.rule import Rule, Scale, Use, add_produ
 
 
 class TransposedLinearRule(LinearRule):
-    """Conv1D on [n, in] or [n, ..., in]: the weight's gradient is X_i^T dY_i."""
+    """Rule for Conv1D with inputs [n, in] or [n, ..., in]. The weight's gradient is X_i^T dY_i."""
 
     module: Any
 
