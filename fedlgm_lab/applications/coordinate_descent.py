@@ -166,7 +166,7 @@ def coordinate_gradient_sum(
 
     Args:
         objective: the loss.
-        features: the caller's rows, shape [n, K]; n may be any subset of the data.
+        features: the caller's rows, which may be any subset of the data, shape [n, K].
         targets: the rows' targets, shape [n].
         margins: features @ theta at the current public theta, shape [n].
         coordinate: index i in [0, K).

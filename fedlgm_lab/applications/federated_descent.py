@@ -3,8 +3,8 @@
 The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r -
 1) mod K. Clients add up their rows' clipped partial derivatives, and the server takes the proximal
 step. Without noise the path equals the path of `coordinate_descent.descend` on all rows together,
-up to the factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's derivatives are
-clipped before a client adds them up, so a client's sum needs no further bound.
+up to the factor 1 - 2^-16 by which sums are scaled down. The unit of privacy is a row: every row's
+derivatives are clipped before a client adds them up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ class PcaSettings(Settings):
         data: "synthetic" (`fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).
         method: one of `pca.methods()`.
         rank: number of components.
-        dimension: features of synthetic data.
-        rows: rows of synthetic data.
+        dimension: number of features of synthetic data.
+        rows: number of rows of synthetic data.
     """
 
     data: Literal["synthetic", "digits"]

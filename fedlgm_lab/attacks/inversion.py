@@ -33,7 +33,7 @@ from fedlgm_lab.attacks.observation import Observation
 
 OnStep = Callable[[int, int], None]
 _UNROLLED = (
-    # largest number of simulated local steps; a training of more steps is simulated by this number
+    # largest number of simulated local steps; training with more steps is simulated by this number
     # of proportionally longer steps
     10
 )

@@ -7,7 +7,7 @@ the mechanism's noise. Neighbouring populations are those with and without one c
 assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
-    epsilon_one_run           one run, canaries in by independent fair coins; any
+    epsilon_one_run           one run; a fair coin per canary includes it or not; any
                               (epsilon, delta)-DP release
 
 Scores with Gaussian noise allow tighter bounds; see `fedlgm_lab.audits.gaussian_scores`.
@@ -154,7 +154,7 @@ def epsilon_clopper_pearson(
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
     """Find the threshold that gives the largest bound on these scores.
 
-    The threshold is then used on other scores.
+    The caller then evaluates the threshold on other scores.
     """
     return _best(scores, 1 - confidence, None, delta)[1]
 
@@ -265,8 +265,8 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 def largest_epsilon(
     method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Compute the bound on epsilon that follows if every guess about `canaries` canaries (half in,
-    half out) is correct.
+    """Compute the bound on epsilon that follows if every guess about `canaries` canaries (of which
+    half are included) is correct.
 
     Args:
         method: bound to use: "clopper-pearson" or "one-run".
@@ -287,8 +287,8 @@ def largest_epsilon(
 def canaries_needed(
     method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE
 ) -> int:
-    """Find the smallest power of two of canaries (or trials) that would show more than `epsilon` if
-    no guess were wrong.
+    """Find the least number of canaries (or trials), among the powers of two from 4 on, that would
+    show more than `epsilon` if every guess were correct.
 
     The arguments are those of `largest_epsilon`.
 

@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Lower bound from one layer of the releases alone.
+    """Lower bound on epsilon from a single layer of the releases.
 
     Attributes:
         layer: name of the layer.

@@ -407,7 +407,7 @@ def _fit(
     after: Callable[[int], None] = lambda epoch: None,
 ) -> None:
     """Minimise the mean loss of some examples with Adam; `after` is called with the number of
-    passes, 0 at first.
+    finished passes, first with 0.
     """
     optimizer = torch.optim.Adam(module.train().parameters(), lr=settings.lr)
     after(0)
