@@ -62,10 +62,11 @@ class DescentPlan:
 def pass_budget(family: Family, epsilon: float, delta: float, passes: int) -> float:
     """Compute the share of an (epsilon, delta) budget for each of `passes` equal passes.
 
-    For Gaussian noise the share is mu_0 / sqrt(passes), which is exact because squared mu's of
-    adaptive Gaussian releases add up. For Laplace noise it is epsilon / passes of pure DP by basic
-    composition (delta must be 0). If an accountant proves a larger budget for `DescentPlan.event`
-    at some delta > 0, that budget may be used instead.
+    For Gaussian noise, where mu_0 is the mu of the complete budget, the share is mu_0 /
+    sqrt(passes), which is exact because squared mu's of adaptive Gaussian releases add up. For
+    Laplace noise it is epsilon / passes of pure DP by basic composition (delta must be 0). If an
+    accountant proves a larger budget for `DescentPlan.event` at some delta > 0, that budget may be
+    used instead.
 
     Raises:
         ConfigError: an argument is out of range.

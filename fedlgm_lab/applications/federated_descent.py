@@ -37,8 +37,8 @@ def coordinate_table(coordinates: int) -> LayerTable:
 
 
 class CoordinateSums:
-    """Trainer: the sums over a client's rows of all clipped partial derivatives at the current
-    theta.
+    """Trainer whose update holds, for every coordinate, the sum of the clipped partial derivatives
+    of a client's rows at the current theta.
 
     All K sums cost about as much as one pass over the rows; the round's plan selects the sum that
     leaves the client.
@@ -69,7 +69,7 @@ class CoordinateSums:
 
 @dataclass(frozen=True)
 class CoordinateRelease(Mechanism):
-    """Mechanism: releases the coordinates of a `DescentPlan` one after another.
+    """Mechanism that releases the coordinates of a `DescentPlan` one after another.
 
     Attributes:
         descent: the plan of bounds, noise and guarantee. Its number of passes must be the run's

@@ -84,7 +84,7 @@ class InversionSettings:
 
     def effort(self, *, noisy: bool) -> tuple[int, float, float]:
         """Return restarts, lr and total_variation, with the defaults for an update with or without
-        noise where they are None.
+        noise in place of None.
         """
         restarts, lr, variation = (1, 0.1, 2e-2) if noisy else (4, 0.3, 5e-3)
         return (

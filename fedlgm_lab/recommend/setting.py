@@ -1,4 +1,4 @@
-"""A recipe over public examples, and the facts of its run."""
+"""A recipe with public examples in place of its data, and the facts of its run."""
 
 from __future__ import annotations
 

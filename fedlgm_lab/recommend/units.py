@@ -83,7 +83,7 @@ class Units(ABC):
 class Clients(Units):
     """Clients that train on public examples, which the recipe's partition divides among them.
 
-    The contribution of a user is the mean of several clients' updates.
+    If users are the unit, a user's contribution is the mean of several clients' updates.
 
     Args:
         assembly: see `Units`.
@@ -178,7 +178,7 @@ class Clients(Units):
 
 
 class Examples(Units):
-    """Examples whose gradients are bounded one by one; arguments as in `Clients`."""
+    """Examples whose gradients are bounded one by one; the arguments are described in `Clients`."""
 
     def __init__(self, assembly: Assembly, most: int) -> None:
         super().__init__(assembly)

@@ -190,7 +190,8 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Measure, for each layer, the error rate of telling members by a threshold on gradient norms.
+    """Measure, for each layer, the error rate of an adversary that tells members from non-members
+    by a threshold on gradient norms.
 
     The threshold is chosen on one half of the examples, and the error is measured on the other
     half.
