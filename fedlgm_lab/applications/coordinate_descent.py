@@ -112,7 +112,7 @@ def plan_descent(
         passes: number of passes, >= 1.
         rows: public number of rows, >= 1.
         family: "gaussian" or "laplace".
-        relation: neighbouring relation of one row.
+        relation: neighbouring relation, whose unit is one row.
 
     Returns:
         The plan.

@@ -118,7 +118,7 @@ def federate(
         source: the clients' rows.
         optimizer: the server's step.
         rounds: number of rounds.
-        relation: neighbouring relation of one row.
+        relation: neighbouring relation, whose unit is one row.
         keys: source of the noise.
         ledger: ledger that is charged before each release.
         on_model: called with each finished round's number and model.

@@ -91,7 +91,7 @@ class DescentSettings(Settings):
         scaling: scaling of the set.
         rule: allocation of a pass's budget to the coordinates.
         family: law of the noise.
-        relation: neighbouring relation of a row.
+        relation: neighbouring relation, whose unit is one row.
         passes: number of passes over the coordinates.
         clip: l2 bound of a row's gradient.
         rate: learning rate relative to 1 / M_i.

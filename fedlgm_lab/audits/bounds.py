@@ -131,8 +131,8 @@ def epsilon_clopper_pearson(
         scores: scores of trials with and without the canary.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
-            other.
+        threshold: threshold at which the bound is evaluated; None chooses it on one half of the
+            scores and evaluates the bound on the other half.
         seed: seed of the split.
 
     Raises:
@@ -194,8 +194,8 @@ def epsilon_one_run(
             included. A canary's score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
-            other.
+        threshold: threshold at which the bound is evaluated; None chooses it on one half of the
+            scores and evaluates the bound on the other half.
         seed: seed of the split.
 
     Raises:

@@ -389,7 +389,7 @@ def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     `rounds` rounds.
 
     The canaries then take part 3,000 times in all, or fewer times if the number of groups, the
-    number of coordinates or the memory permits fewer canaries.
+    number of coordinates or the memory permits only fewer canaries.
 
     Args:
         size: number of coordinates of the model.

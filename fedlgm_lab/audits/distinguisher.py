@@ -240,7 +240,7 @@ class Discriminant:
     The features are the released numbers themselves if there are at least 16 trials for each
     number. Otherwise one feature replaces them, the projection of the numbers on the difference of
     the two means, each number divided by its variance, so that a number without noise outweighs all
-    other numbers; correlations between numbers are then not learnt. Unless the discriminant has to
+    other numbers. Correlations between numbers are then not learnt. Unless the discriminant has to
     be linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
     variances, and the logarithm of the mean square of all deviations.
 

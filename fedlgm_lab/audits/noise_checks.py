@@ -52,7 +52,7 @@ def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True
     Args:
         record: the canaries' observations.
         confidence: confidence of the audit.
-        per_layer: whether single layers are bounded.
+        per_layer: whether bounds on single layers are computed.
     """
     rounds, layers = record.energy.shape
     heads = rounds * layers

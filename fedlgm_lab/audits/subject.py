@@ -325,7 +325,7 @@ class Subject:
     def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
         """Compute the effective multipliers of the releases that can contain one unit's data.
 
-        If a cap limits the number of such releases, the costliest releases are taken.
+        If a cap limits the number of such releases, the costliest releases are counted.
         """
         multipliers = self.multipliers(plan)
         return (

@@ -265,7 +265,9 @@ def _warmed_up(
 
 
 def _refuse_chance(dataset: DataSet, start: float, least: float) -> None:
-    """Refuse a warm-up that is still at chance: scores there say nothing about later models."""
+    """Refuse a warm-up that is still at chance, because scores of its models say nothing about
+    later models.
+    """
     constant = _constant_loss(dataset)
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:

@@ -29,8 +29,8 @@ class LayerAdvice(TypedDict):
         size: number d_l of coordinates.
         norm: median l2 norm of a unit's unbounded contribution, over units and stages.
         trace: curvature trace(H_l), as the mean over the stages.
-        suggested_bound: a public norm for clip = "med", norms = "public". The total l2 norm of
-            these bounds is the median norm of a whole contribution.
+        suggested_bound: a norm that can be given as a public norm if clip = "med" and norms =
+            "public". The total l2 norm of these bounds is the median norm of a whole contribution.
     """
 
     layer: str
@@ -46,7 +46,7 @@ class Advice(TypedDict):
     Attributes:
         recipe: name of the recipe.
         unit: "client" or "example".
-        public: description of the examples.
+        public: origin of the public examples, in words.
         advice: recommendation in a sentence.
         scores: score of each rule over the score of the flat Gaussian, as the geometric mean over
             the stages.

@@ -87,7 +87,7 @@ class Clients(Units):
 
     Args:
         assembly: see `Units`.
-        most: largest number of passes over an example per stage.
+        most: largest number of passes over single examples per stage.
         share: mean number of examples of a client.
     """
 

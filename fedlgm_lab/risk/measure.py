@@ -65,7 +65,7 @@ class Findings:
 
     Attributes:
         risks: layer risks, in the order of the layer table.
-        public: origin of the examples.
+        public: origin of the public examples, in words.
         examples: number of examples.
         unseen: number of these examples from which the held-out errors are computed.
         bias_weights: public weights for convergence at the initial model, which can replace
@@ -242,7 +242,7 @@ def measure(
         progress: see `layer_risk`.
 
     Raises:
-        ConfigError: there are too few examples, or the model does not take them.
+        ConfigError: there are too few examples, or the model cannot process them.
     """
     x = public.x if shape is None else resize(public.x, shape)
     shape = tuple(x.shape[1:])

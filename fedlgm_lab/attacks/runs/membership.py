@@ -144,7 +144,7 @@ def lira(people: Population) -> dict[str, MembershipResult]:
     """Attack by LiRA and RMIA, each online and offline, and return the results by attack.
 
     For a run, its model is attacked. For a recipe, every federation is attacked, and the scores are
-    pooled. A client's confidence is the mean over its examples.
+    pooled. A client's confidence is the mean confidence over its examples.
     """
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
