@@ -113,7 +113,7 @@ def federate(
 
     Args:
         mechanism: mechanism that plans the releases.
-        trainer: the clients' computation.
+        trainer: trainer that computes the clients' updates.
         layers: the released vector's layers.
         source: the clients' rows.
         optimizer: the server's step.

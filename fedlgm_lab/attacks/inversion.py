@@ -96,7 +96,7 @@ class InversionSettings:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """Result of an inversion.
+    """The images and labels that an inversion found.
 
     Attributes:
         images: the reconstructed images, float32 [n, C, H, W] in [-1, 1].

@@ -151,7 +151,7 @@ class View:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: means of these sums under the plan, [T, m, K].
         orientation: sign of each canary's contributions, 0 for a canary that never takes part, [m].
-        shares: bound over noise scale of each layer, [T, K]; 0 where not released.
+        shares: bound of each layer divided by its noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
         energy: mean square of the whitened noise divided by the planned mean square, [T, K]; NaN
             where the noise was not observed completely, as in the first rounds after a run was
