@@ -62,10 +62,11 @@ class DescentPlan:
 def pass_budget(family: Family, epsilon: float, delta: float, passes: int) -> float:
     """Compute the share of an (epsilon, delta) budget for each of `passes` equal passes.
 
-    For Gaussian noise the share is mu_0 / sqrt(passes), which is exact because squared mu's of
-    adaptive Gaussian releases add up. For Laplace noise it is epsilon / passes of pure DP by basic
-    composition (delta must be 0). If an accountant proves a larger budget for `DescentPlan.event`
-    at some delta > 0, that budget may be used instead.
+    For Gaussian noise, where mu_0 is the mu of the complete budget, the share is mu_0 /
+    sqrt(passes), which is exact because squared mu's of adaptive Gaussian releases add up. For
+    Laplace noise it is epsilon / passes of pure DP by basic composition (delta must be 0). If an
+    accountant proves a larger budget for `DescentPlan.event` at some delta > 0, that budget may be
+    used instead.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -111,7 +112,7 @@ def plan_descent(
         passes: number of passes, >= 1.
         rows: public number of rows, >= 1.
         family: "gaussian" or "laplace".
-        relation: neighbouring relation of one row.
+        relation: neighbouring relation, whose unit is one row.
 
     Returns:
         The plan.
@@ -166,7 +167,7 @@ def coordinate_gradient_sum(
 
     Args:
         objective: the loss.
-        features: the caller's rows, shape [n, K]; n may be any subset of the data.
+        features: the caller's rows, which may be any subset of the data, shape [n, K].
         targets: the rows' targets, shape [n].
         margins: features @ theta at the current public theta, shape [n].
         coordinate: index i in [0, K).

@@ -1,5 +1,5 @@
-"""Data for coordinate descent and PCA, which are tables from scikit-learn and points in a random
-subspace.
+"""Data for coordinate descent (tables that scikit-learn loads) and for PCA (points in a random
+subspace).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The model is theta with one layer per coordinate. In round r the plan releases only coordinate (r -
 1) mod K. Clients add up their rows' clipped partial derivatives, and the server takes the proximal
 step. Without noise the path equals the path of `coordinate_descent.descend` on all rows together,
-up to the factor 1 - 2^-16 of clipping. The unit of privacy is a row: every row's derivatives are
-clipped before a client adds them up, so a client's sum needs no further bound.
+up to the factor 1 - 2^-16 by which sums are scaled down. The unit of privacy is a row: every row's
+derivatives are clipped before a client adds them up, so a client's sum needs no further bound.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def coordinate_table(coordinates: int) -> LayerTable:
 
 
 class CoordinateSums:
-    """Trainer: the sums over a client's rows of all clipped partial derivatives at the current
-    theta.
+    """Trainer whose update holds, for every coordinate, the sum of the clipped partial derivatives
+    of a client's rows at the current theta.
 
     All K sums cost about as much as one pass over the rows; the round's plan selects the sum that
     leaves the client.
@@ -69,7 +69,7 @@ class CoordinateSums:
 
 @dataclass(frozen=True)
 class CoordinateRelease(Mechanism):
-    """Mechanism: releases the coordinates of a `DescentPlan` one after another.
+    """Mechanism that releases the coordinates of a `DescentPlan` one after another.
 
     Attributes:
         descent: the plan of bounds, noise and guarantee. Its number of passes must be the run's

@@ -48,7 +48,8 @@ def layer_bounds(plan: CovariancePlan) -> tuple[Array, Array]:
     layers, order = covariance_table(plan), 2 if plan.family == "gaussian" else 1
     if plan.entry_clip is None:
         scales = np.array([plan.diagonal])
-        # The plan's noise multiplier gives the largest norm of a row in units of the noise.
+        # The inverse of the plan's noise multiplier is the largest norm of a row in units of the
+        # noise.
         return scales / float(getattr(plan.event, "noise_multiplier", plan.diagonal)), scales
     scales = np.array([plan.diagonal, plan.off_diagonal])[: len(layers)]
     return np.array(plan.entry_clip)[: len(layers)] * layers.sizes ** (1 / order), scales
@@ -69,7 +70,8 @@ def unpack(vector: Tensor, plan: CovariancePlan) -> Array:
 
 
 class CovarianceSums:
-    """Trainer: a client's sum of bounded outer products, for any model.
+    """Trainer whose update is a client's sum of bounded outer products; it does not depend on the
+    model.
 
     Args:
         plan: how rows are bounded.
@@ -91,7 +93,7 @@ class CovarianceSums:
 
 @dataclass(frozen=True)
 class CovarianceRelease(Mechanism):
-    """Mechanism: the one release of a `CovariancePlan`.
+    """Mechanism that makes the single release of a `CovariancePlan`.
 
     Attributes:
         covariance: bounds, noise and guarantee.

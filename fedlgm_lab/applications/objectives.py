@@ -23,8 +23,8 @@ class Lasso:
 
     Attributes:
         strength: weight of the l1 norm, >= 0 (scikit-learn's `Lasso(alpha=strength)`).
-        curvature: largest second derivative of the loss in the margin: coordinate i is curvature *
-            mean(x_i^2)-smooth.
+        curvature: largest second derivative of the loss in the margin, so that the smoothness
+            constant of coordinate i is curvature * mean(x_i^2).
     """
 
     strength: float

@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CovariancePlan:
-    """Release of the second-moment matrix of rows in the unit ball.
+    """Plan of a release of the second-moment matrix of rows in the unit ball.
 
     Attributes:
         dimension: number of features M.

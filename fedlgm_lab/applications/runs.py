@@ -112,13 +112,13 @@ def federate(
     Every client takes part in every round.
 
     Args:
-        mechanism: the plans.
-        trainer: the clients' computation.
+        mechanism: mechanism that plans the releases.
+        trainer: trainer that computes the clients' updates.
         layers: the released vector's layers.
         source: the clients' rows.
         optimizer: the server's step.
         rounds: number of rounds.
-        relation: neighbouring relation of one row.
+        relation: neighbouring relation, whose unit is one row.
         keys: source of the noise.
         ledger: ledger that is charged before each release.
         on_model: called with each finished round's number and model.
@@ -236,8 +236,7 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
     are those of `coordinate_descent`.
 
     Raises:
-        ConfigError: the rank is larger than the number of features, or a reason that
-            `coordinate_descent` states.
+        ConfigError: the rank is larger than the number of features, or as in `coordinate_descent`.
     """
     keys = KeyRing.from_seed(settings.seed)
     x, truth = _pca_rows(settings, keys)
@@ -261,7 +260,8 @@ def principal_components(settings: PcaSettings, out: Path | None = None) -> dict
             CovarianceSums(plan),
             layers,
             RowSource.deal(x, np.zeros(rows), settings.clients, keys),
-            # the rate undoes the division by the clients, so the "model" is the released sum
+            # the rate undoes the division by the number of clients, so the "model" is the released
+            # sum
             ServerOptimizer("sgd", float(settings.clients)),
             rounds=1,
             relation=plan.guarantee.relation,
@@ -339,7 +339,7 @@ def _pca_rows(settings: PcaSettings, keys: KeyRing) -> tuple[Array, Array | None
 
 @contextmanager
 def _run_folder(out: Path | None, settings: Settings) -> Iterator[tuple[RunFolder, Ledger]]:
-    """Create a folder with the settings and an open ledger; a temporary one if `out` is None."""
+    """Create a folder with the settings and an open ledger; a temporary folder if `out` is None."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) if out is None else out
         folder, text = RunFolder(path), settings.to_toml()

@@ -91,7 +91,7 @@ class DescentSettings(Settings):
         scaling: scaling of the set.
         rule: allocation of a pass's budget to the coordinates.
         family: law of the noise.
-        relation: neighbouring relation of a row.
+        relation: neighbouring relation, whose unit is one row.
         passes: number of passes over the coordinates.
         clip: l2 bound of a row's gradient.
         rate: learning rate relative to 1 / M_i.
@@ -121,8 +121,8 @@ class PcaSettings(Settings):
         data: "synthetic" (`fully_random_rows`) or "digits" (scikit-learn's, rows of unit length).
         method: one of `pca.methods()`.
         rank: number of components.
-        dimension: features of synthetic data.
-        rows: rows of synthetic data.
+        dimension: number of features of synthetic data.
+        rows: number of rows of synthetic data.
     """
 
     data: Literal["synthetic", "digits"]

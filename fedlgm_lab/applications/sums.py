@@ -2,9 +2,9 @@
 
 NumPy adds the rows of a table one after another. A row that is added or removed then moves every
 later partial sum onto another grid of floating-point numbers, and adversarial rows can add up their
-rounding errors in one direction. For three million rows the total is 2.3e-4 of the bound, far more
-than the safety margin (`fedlgm.planning.layers.SAFETY`, 1.5e-5). In this module each value passes
-through few additions.
+rounding errors in one direction. For three million rows the total error is 2.3e-4 of the bound, far
+more than the safety margin (`fedlgm.planning.layers.SAFETY`, 1.5e-5). In this module each value
+passes through few additions.
 
 With at most L additions per value, the error of a sum of n values of size C is at most L n C 2^-53,
 and the difference of two sums grows by at most L n C 2^-52. This is 0.3e-6 C for three million rows

@@ -1,4 +1,4 @@
-"""Labels and images from an update in closed form: labels from the bias of the last layer, a
+"""Closed-form attacks on an update, which infer labels from the bias of the last layer, and a
 client's only image from the first linear layer.
 
 Source: Zhu and Blaschko, "R-GAP" (2021), Section 3.
@@ -69,11 +69,12 @@ def analytic(
 
     For any number of local steps, the movement of each row of the weights is the movement of the
     row's bias times the image. The rows are combined by least squares to sum_i b_i W_i / sum_i
-    b_i^2. The known noise is subtracted from the denominator.
+    b_i^2, where W_i and b_i are the movements of row i and of its bias. The expected square of the
+    known noise is subtracted from the denominator.
 
     Args:
         module: the model.
-        observation: what the attacker sees; the first layer must be visible.
+        observation: what the attacker sees.
         shape: shape (C, H, W) of one image.
 
     Returns:
@@ -144,7 +145,7 @@ def _first_linear(
         slots = {slot.name: slot for slot in layer.slots}
         weight, bias = slots.get(names[id(first.weight)]), slots.get(names[id(first.bias)])
         # If the weight and the bias are separate layers, they are scaled differently, and their
-        # quotient says nothing.
+        # quotient says nothing about the image.
         if weight is not None and bias is not None and observation.visible[index]:
             return index, weight, bias
     return None

@@ -99,7 +99,7 @@ class PublicClassifier:
 
         Raises:
             ConfigError: there are fewer than ten images, images are below 8x8 pixels, or the number
-                of labels differs.
+                of labels differs from the number of images.
         """
         if min(x.shape[-2:]) < 8 or len(x) < 10 or len(x) != len(y):
             raise ConfigError(

@@ -130,7 +130,7 @@ class ClassReconstruction:
             self._train_critic(held.detach(), self._x[rows])
             loss = loss + self.settings.realism * nn.functional.softplus(-self._critic(held)).mean()
             if not torch.isfinite(loss):
-                break  # a model drowned in noise overflows: there is nothing to learn from it
+                break  # with too much noise a model overflows, and nothing can be learned
             self._paint.zero_grad()
             loss.backward()
             self._paint.step()

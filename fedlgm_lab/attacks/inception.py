@@ -1,5 +1,5 @@
-"""Frechet Inception distances for users who have the weights of the network, which are not
-downloaded.
+"""Frechet Inception distances for users who have the weights of the network, which the library does
+not download.
 
 The network and its preprocessing are those of torch-fidelity, and the distance is
 `fedlgm_lab.attacks.frechet.frechet_distance`. The distances are therefore comparable only with

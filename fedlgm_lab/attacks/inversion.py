@@ -33,7 +33,7 @@ from fedlgm_lab.attacks.observation import Observation
 
 OnStep = Callable[[int, int], None]
 _UNROLLED = (
-    # largest number of simulated local steps; a training of more steps is simulated by this number
+    # largest number of simulated local steps; training with more steps is simulated by this number
     # of proportionally longer steps
     10
 )
@@ -84,7 +84,7 @@ class InversionSettings:
 
     def effort(self, *, noisy: bool) -> tuple[int, float, float]:
         """Return restarts, lr and total_variation, with the defaults for an update with or without
-        noise where they are None.
+        noise in place of None.
         """
         restarts, lr, variation = (1, 0.1, 2e-2) if noisy else (4, 0.3, 5e-3)
         return (
@@ -96,7 +96,7 @@ class InversionSettings:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """Result of an inversion.
+    """The images and labels that an inversion found.
 
     Attributes:
         images: the reconstructed images, float32 [n, C, H, W] in [-1, 1].

@@ -56,8 +56,8 @@ def confidence_logits(module: nn.Module, x: Tensor, y: Tensor) -> np.ndarray:
 def random_halves(examples: int, models: int, seed: int = 0, *, equal: bool = False) -> np.ndarray:
     """Draw the examples (or clients) on which each model trains, bool [models, examples].
 
-    Models come in pairs that divide the examples between them. Exactly half of the models are
-    therefore trained on an example, even if a pair is left out.
+    Models come in pairs that divide the examples between them. Every example is therefore in the
+    training sets of exactly half of the models, even if a pair is left out.
 
     Args:
         examples: number of examples.

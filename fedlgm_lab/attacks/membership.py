@@ -1,5 +1,5 @@
-"""How well scores separate members from non-members: AUC, and true-positive rates at low
-false-positive rates.
+"""Measures of how well scores separate members from non-members: AUC, and true-positive rates at
+low false-positive rates.
 
 An average over all members hides the relevant figure: an attack that is sure of only a few members
 has an AUC near one half and still breaks these members' privacy (Carlini et al., S&P 2022, Section

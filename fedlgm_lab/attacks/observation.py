@@ -113,8 +113,8 @@ def _by_all_rounds(contribution: Tensor, plan: ReleasePlan, keys: KeyRing, round
     """Estimate a contribution, float64 [plan.size], from the releases of all rounds that the
     contribution moves.
 
-    The noise of C y is independent, and the contribution moves row i of C y by C[i, t] times
-    itself. The result is the least-squares estimate.
+    If y are the releases and t is the round, the noise of C y is independent, and the contribution
+    moves row i of C y by C[i, t] times itself. The result is the least-squares estimate.
     """
     noise = plan.facts.noise
     assert noise is not None

@@ -3,7 +3,7 @@ epsilons.
 
     from fedlgm_lab.audits import Audit, Subject, audit_release
 
-    Audit().mechanism(Subject.of("snr-consistent"))  # a registered mechanism, on the public path
+    Audit().mechanism(Subject.of("snr-consistent"))  # a registered mechanism
     audit_release(release, epsilon=1.0, delta=1e-5)  # a function that releases one of two inputs
     Canaries(layers, count, keys)                    # canaries for your own run
 

@@ -3,7 +3,7 @@ server, and the readers of released models.
 
 The noise is measured in sums that the library's public functions release. The audit therefore
 notices if too few nodes add noise, or if each node adds too little. The distance between
-neighbouring sums is taken from the probe.
+neighbouring sums is the distance that the probe measured.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedlgm_lab.audits.result import AdversaryRow
 from fedlgm_lab.audits.subject import Subject
 
 _NUMBERS = 20_000
-"""Least number of coordinates of noise that are measured. This number determines the standard
-deviation to within about 2 % at confidence 0.999.
+"""Least number of noise values that are measured. So many values determine the standard deviation
+to within about 2 % at confidence 0.999.
 """
 
 
@@ -55,7 +55,7 @@ def _most_noise(plan: ReleasePlan, adversary: Adversary, level: float, seed: int
     """Bound from above the standard deviation of the noise that an adversary faces, divided by the
     planned standard deviation.
 
-    The bound follows from the chi-square law of the sum of squares.
+    The bound follows from the chi-square law of the sum of squares of the measured noise.
     """
     import scipy.stats
 

@@ -32,9 +32,9 @@ from fedlgm_lab.audits.subject import Subject
 
 Progress = Callable[[int, int], None]
 OBSERVATIONS = 16000
-_ELEMENTS = 1 << 23  # most numbers in all canaries' directions together
-# most coordinates, over all rounds, for which the noise of every round is drawn if the rounds are
-# one mechanism
+_ELEMENTS = 1 << 23  # largest number of values in the directions of all canaries together
+# largest number of coordinates, counted over all rounds, up to which an audit draws the noise of
+# every round if the rounds are one mechanism
 _COORDINATES = 1 << 25
 
 
@@ -171,7 +171,8 @@ _METHODS: Registry[OwnAudit | None] = Registry("audit method", dict.fromkeys(get
 def register(name: str, audit: OwnAudit) -> None:
     """Register an audit under a name, for `Audit(method=name)` and `fedlgm audit --method NAME`.
 
-    As with every method, whitened sensitivity and plan purity are checked in addition.
+    As for every method, the library also checks the whitened sensitivity and that the plan does not
+    depend on a client's data.
 
     Args:
         name: a name that no audit has yet.
@@ -245,8 +246,8 @@ def watched_rounds(subject: Subject) -> int:
     """Count the rounds that an audit of single releases runs: all rounds of a short run, the first
     20 rounds of a long run.
 
-    If the rounds are one mechanism, the audit runs all rounds, unless drawing their noise takes too
-    long.
+    If the rounds are one mechanism, the audit runs all rounds, unless drawing their noise would
+    take too long.
 
     Example:
         >>> watched_rounds(Subject.of("snr-consistent", rounds=300))

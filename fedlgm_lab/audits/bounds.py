@@ -7,7 +7,7 @@ the mechanism's noise. Neighbouring populations are those with and without one c
 assumptions are:
 
     epsilon_clopper_pearson   many independent trials; any (epsilon, delta)-DP release
-    epsilon_one_run           one run, canaries in by independent fair coins; any
+    epsilon_one_run           one run; a fair coin per canary includes it or not; any
                               (epsilon, delta)-DP release
 
 Scores with Gaussian noise allow tighter bounds; see `fedlgm_lab.audits.gaussian_scores`.
@@ -131,8 +131,8 @@ def epsilon_clopper_pearson(
         scores: scores of trials with and without the canary.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
-            other.
+        threshold: threshold at which the bound is evaluated; None chooses it on one half of the
+            scores and evaluates the bound on the other half.
         seed: seed of the split.
 
     Raises:
@@ -154,7 +154,7 @@ def epsilon_clopper_pearson(
 def best_threshold(scores: Scores, delta: float, confidence: float) -> float:
     """Find the threshold that gives the largest bound on these scores.
 
-    The threshold is then used on other scores.
+    The caller then evaluates the threshold on other scores.
     """
     return _best(scores, 1 - confidence, None, delta)[1]
 
@@ -194,8 +194,8 @@ def epsilon_one_run(
             included. A canary's score depends only on the release.
         delta: delta in [0, 1).
         confidence: in (0.5, 1).
-        threshold: the threshold; None chooses it on one half of the scores and evaluates it on the
-            other.
+        threshold: threshold at which the bound is evaluated; None chooses it on one half of the
+            scores and evaluates the bound on the other half.
         seed: seed of the split.
 
     Raises:
@@ -265,8 +265,8 @@ _BOUNDS: dict[Counting, Callable[..., float]] = {
 def largest_epsilon(
     method: Counting, canaries: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """Compute the bound on epsilon that follows if every guess about `canaries` canaries (half in,
-    half out) is correct.
+    """Compute the bound on epsilon that follows if every guess about `canaries` canaries (of which
+    half are included) is correct.
 
     Args:
         method: bound to use: "clopper-pearson" or "one-run".
@@ -287,8 +287,8 @@ def largest_epsilon(
 def canaries_needed(
     method: Counting, epsilon: float, delta: float, confidence: float = CONFIDENCE
 ) -> int:
-    """Find the smallest power of two of canaries (or trials) that would show more than `epsilon` if
-    no guess were wrong.
+    """Find the least number of canaries (or trials), among the powers of two from 4 on, that would
+    show more than `epsilon` if every guess were correct.
 
     The arguments are those of `largest_epsilon`.
 

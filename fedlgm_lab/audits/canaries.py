@@ -3,17 +3,18 @@ for in the releases.
 
 A canary contributes as much as a client may, in a random direction. In layer j its update is a
 vector of random signs whose norm is far above the bound s_j, so that the release's own clipping
-reduces it to the bound. The auditor takes the part of the adversary in the definition of
-differential privacy, who knows every client's contribution and every direction, but not whether a
-canary was in. For the checks of the noise, the auditor subtracts the canaries as well. The view of
-canary i in a round is the *canary-aligned sum* <u_i, (release - clients' sum) / sigma>, where u_i
-is the canary's unit direction in units of the noise. If the canary was in, the signal is mu = 1 /
-sigma_eff; if the release is as planned, the noise is exactly Gaussian with standard deviation 1.
+reduces it to the bound. The auditor acts as the adversary in the definition of differential
+privacy, who knows every client's contribution and every direction, but not which canaries are
+included. For the checks of the noise, the auditor also subtracts the canaries' contributions. The
+view of canary i in a round is the *canary-aligned sum* <u_i, (release - clients' sum) / sigma>,
+where u_i is the canary's unit direction in units of the noise. If the canary was included, the
+signal is mu = 1 / sigma_eff; if the release is as planned, the noise is exactly Gaussian with
+standard deviation 1.
 
     canaries.insert(round, plan, total)    # before the noise; total [plan.size] is changed in place
     noisy = release(total, plan, keys, round)
-    canaries.observe(round, plan, noisy)   # after it
-    record = canaries.record()             # all that the bounds of a run are computed from
+    canaries.observe(round, plan, noisy)   # after the noise
+    record = canaries.record()             # everything from which the bounds of a run are computed
 
 If the rounds of a run are one mechanism (correlated noise, restricted participation), a canary
 takes part as a client may: in every b-th round, beginning with one of the first b, and each time
@@ -43,10 +44,11 @@ from fedlgm_lab.audits.record import CanaryRecord, Presence
 from fedlgm_lab.audits.scores import Array
 from fedlgm_lab.audits.whitening import Whitening
 
-# most numbers that are stored for sums of canaries' directions, to be used again at their next turn
+# largest number of values that are stored for sums of canaries' directions, which are used again at
+# the canaries' next turn
 _REPEATED = 1 << 22
-_ABOVE = 8.0  # norm of a canary's raw update over its bound: clipping must reduce this norm
-# probability with which a canary takes part in a round if its direction is chosen by a coin per
+_ABOVE = 8.0  # norm of a canary's raw update divided by its bound, so that clipping reduces it
+# probability with which a canary takes part in a round if a coin chooses its direction in each
 # round
 _IN = 0.9
 _PARTICIPATION, _SIGNS, _BITS = 0, 1, 2  # paths of the auditor's streams
@@ -209,8 +211,8 @@ class Canaries:
         )
 
     def _raw(self, released: Array, share: Array, columns: Columns) -> Array:
-        """Compute canary-aligned sums from which nothing is subtracted but the clients' sum, if a
-        coin decides for the whole run; otherwise an empty array.
+        """Compute canary-aligned sums from which only the clients' sum is subtracted, if each
+        canary's coin decides for the whole run; otherwise return an empty array.
         """
         if self._presence == "release":
             return np.zeros(0)
@@ -302,7 +304,7 @@ class _Measured:
     def of(
         cls, plan: ReleasePlan, layers: LayerTable, unit: Tensor, key: tuple[bytes, ...]
     ) -> _Measured:
-        """Measure the plan's effect on any canary, from one canary.
+        """Measure the plan's effect on one canary, which is the same for every canary.
 
         Bounding depends only on the norms of the layers, which are the same for all canaries.
 
@@ -386,8 +388,8 @@ def canary_count(size: int, rounds: int, groups: int = 1) -> int:
     """Choose a number of canaries that adds little to a run's cost if each canary takes part in
     `rounds` rounds.
 
-    With this number, the canaries take part 3,000 times in all. The number is smaller if so many
-    canaries would be too many for the coordinates or the memory.
+    The canaries then take part 3,000 times in all, or fewer times if the number of groups, the
+    number of coordinates or the memory permits only fewer canaries.
 
     Args:
         size: number of coordinates of the model.

@@ -94,7 +94,8 @@ def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
     """Compute the logarithm of a release's likelihood under `one` over its likelihood under
     `other`.
 
-    The ratio is clipped to ±1e6, its value if only one of the two can have made the release.
+    The result is clipped to ±1e6, which is also its value if only one of the two populations can
+    have made the release.
     """
     if one.plan.size != other.plan.size:
         return _CERTAIN if len(noisy) == one.plan.size else -_CERTAIN
@@ -103,8 +104,8 @@ def log_likelihood_ratio(noisy: Array, one: World, other: World) -> float:
 
 
 def divergence(one: World, other: World) -> float:
-    """Compute how distinguishable two neighbours are: the Kullback-Leibler divergence of their
-    releases as if all noise were Gaussian.
+    """Compute the Kullback-Leibler divergence of the releases of two neighbours as if all noise
+    were Gaussian.
     """
     if one.plan.size != other.plan.size:
         return math.inf
@@ -237,9 +238,9 @@ class Discriminant:
     """A linear discriminant on features of a release.
 
     The features are the released numbers themselves if there are at least 16 trials for each
-    number. Otherwise the only such feature is the projection of the numbers on the difference of
+    number. Otherwise one feature replaces them, the projection of the numbers on the difference of
     the two means, each number divided by its variance, so that a number without noise outweighs all
-    other numbers; correlations between numbers are then not learnt. Unless the discriminant has to
+    other numbers. Correlations between numbers are then not learnt. Unless the discriminant has to
     be linear, features of the noise scales are added: the log-likelihood ratio of the numbers' own
     variances, and the logarithm of the mean square of all deviations.
 
@@ -297,7 +298,7 @@ class Discriminant:
 
 
 def _variances(rows: Array) -> Array:
-    """Compute each number's variance over the trials, [n]; at least 1e-14 of the largest one."""
+    """Compute each number's variance over the trials, [n]; at least 1e-14 of the largest."""
     variances = rows.var(axis=0)
     return np.maximum(variances, 1e-14 * max(float(variances.max()), 1e-300))
 

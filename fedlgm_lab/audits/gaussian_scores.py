@@ -1,6 +1,6 @@
 """Lower bounds on epsilon from canary scores with Gaussian noise.
 
-They are tighter than bounds from counted guesses.
+These bounds are tighter than bounds from counted guesses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NoiseSeen:
 
     Attributes:
         degrees: degrees of freedom of the estimate of the noise's variance.
-        variance: the noise's variance over the planned variance, if the noise was measured
+        variance: the noise's variance divided by the planned variance, if the noise was measured
             separately; None estimates the variance from the sums.
         length: length of the sum of all planned contributions in units of the noise; None uses the
             value for orthogonal canaries.
@@ -41,15 +41,16 @@ class NoiseSeen:
         sizes: Counts,
         length: float | None = None,
     ) -> NoiseSeen:
-        """Describe noise that was observed completely in T rounds, by its variance along a canary
-        over several layers.
+        """Describe noise of which every value was observed in T rounds, by its variance along a
+        canary's direction over several layers.
 
-        The mean of chi-square variables with different weights is replaced by a chi-square variable
-        of the same mean and variance (Satterthwaite). The lower tail of the replacement's law is
-        heavier, so the bounds err on the low side.
+        The weighted mean of chi-square variables is replaced by a chi-square variable of the same
+        mean and variance (Satterthwaite). The lower tail of the replacement's law is heavier, so
+        the bounds err on the low side.
 
         Args:
-            energy: mean square of the noise in each layer over the planned mean square, [T, K].
+            energy: mean square of the noise in each layer divided by the planned mean square, [T,
+                K].
             weights: weight of each layer in a canary-aligned sum, with squares that add up to 1 in
                 a round, [T, K]; a layer of weight 0 does not count.
             sizes: number of coordinates of each layer, [K].
@@ -71,8 +72,8 @@ class NoiseSeen:
 def noise_ratio(
     observed: Array, planned: Array, confidence: float = CONFIDENCE, noise: NoiseSeen | None = None
 ) -> float:
-    """Compute a lower bound on the true signal-to-noise ratio over the planned ratio, from one run
-    of Gaussian releases.
+    """Compute a lower bound on the true signal-to-noise ratio divided by the planned ratio, from
+    one run of Gaussian releases.
 
     Observation i is ratio * planned_i + Gaussian noise. The variance of this noise is unknown and
     the same for all observations. The bounded quantity is `ratio` divided by the noise's standard

@@ -57,7 +57,7 @@ class Shares:
             distances: number of distances between rounds.
             pairs: number of pairs of layers, in one round or two, whose noise is compared.
             cells: number of counts in the check of the noise's law.
-            per_layer: whether single layers are bounded.
+            per_layer: whether bounds on single layers are computed.
 
         Example:
             >>> shares = Shares.of(0.999, layers=4, pairs=100)

@@ -1,5 +1,5 @@
-"""Checks of a run's noise, which an auditor that knows the canaries can compute: its scale,
-independence, repetition and law.
+"""Checks of the scale, independence, repetition and law of a run's noise, which an auditor who
+knows the canaries can compute.
 
 Every statistic has an exact law for independent Gaussian noise of the planned scale: chi-square for
 a sum of squares, t for the cosine of two vectors, binomial for the count of a cell.
@@ -17,7 +17,8 @@ from fedlgm_lab.audits.record import CanaryRecord
 from fedlgm_lab.audits.result import Check
 from fedlgm_lab.audits.scores import Array
 
-# limits on the compared leading numbers: most per layer, most per round, fewest per pair of layers
+# limits on the number of leading values that are compared: most per layer, most per round, least
+# per pair of layers
 _HEAD, _HEADS, _FEWEST = 256, 4096, 8
 # edges of the cells in which magnitudes are counted; numbers without noise fall into the first cell
 _EDGES = np.array([1e-4, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
@@ -51,7 +52,7 @@ def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True
     Args:
         record: the canaries' observations.
         confidence: confidence of the audit.
-        per_layer: whether single layers are bounded.
+        per_layer: whether bounds on single layers are computed.
     """
     rounds, layers = record.energy.shape
     heads = rounds * layers
@@ -62,8 +63,8 @@ def shares_of(record: CanaryRecord, confidence: float, *, per_layer: bool = True
 
 
 def noise_checks(record: CanaryRecord, layers: LayerTable, shares: Shares) -> tuple[Check, ...]:
-    """Check that the noise has its planned scale in every layer and is independent, new and
-    Gaussian.
+    """Check that the noise has its planned scale in every layer, is independent over rounds, does
+    not repeat earlier noise and is Gaussian.
     """
     apart, most, pair = similar(record.head)
     far = int(np.argmax(apart))
@@ -90,7 +91,7 @@ def similar(heads: Array) -> tuple[Array, float, tuple[tuple[int, int], tuple[in
 
     Two layers are compared in the leading numbers that both layers have, if there are at least
     eight such numbers. The correlation at a distance combines the correlations of each layer's
-    noise with the same layer's noise that many rounds before.
+    noise with the same layer's noise that many rounds earlier.
 
     Args:
         heads: leading numbers of each layer's noise in each round, [T, K, width]; NaN beyond the

@@ -80,9 +80,9 @@ def epsilon_at_ratio(
     Args:
         reported: reported figures, of which the rate, the relation and the delta are used.
         signals: planned mu of each release, [T]; 0 where nothing was released.
-        ratio: signal-to-noise ratio over the planned ratio.
+        ratio: signal-to-noise ratio divided by the planned ratio.
         quick: whether to compute on a grid ten times as coarse, at a tenth of the cost, and to
-            subtract a thousandth. The epsilon on this grid is at most 1e-4 too large.
+            subtract a thousandth of the result. The epsilon on this grid is at most 1e-4 too large.
     """
     if ratio <= 0 or not (signals > 0).any():
         return 0.0
@@ -106,8 +106,8 @@ def epsilon_at_ratio(
 
 
 def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.ndarray:
-    """Compute s_j / sigma_j of a layer in every release; for releases that were not watched, from
-    the layer's share in the last watched release.
+    """Compute s_j / sigma_j of a layer in every release; for releases in which no canary took part,
+    from the layer's share in the last release in which canaries took part.
     """
     share = record.layer_signal[:, layer] * record.multipliers
     return repeat_last(share, len(reported.multipliers)) / reported.multipliers
@@ -116,7 +116,7 @@ def _layer_signals(record: CanaryRecord, reported: Reported, layer: int) -> np.n
 def release_ratio(
     record: CanaryRecord, layers: LayerTable, confidence: float = CONFIDENCE
 ) -> float:
-    """Bound from below the releases' signal-to-noise ratio over the planned ratio.
+    """Bound from below the releases' signal-to-noise ratio divided by the planned ratio.
 
     See `noise_ratio`.
     """
@@ -130,7 +130,7 @@ def release_ratio(
 def layer_ratio(
     record: CanaryRecord, layer: int, size: int, confidence: float = CONFIDENCE
 ) -> float:
-    """Bound from below the signal-to-noise ratio of one layer of `size` coordinates over the
+    """Bound from below the signal-to-noise ratio of one layer of `size` coordinates, divided by the
     planned ratio; 0 if the layer was never released.
     """
     seen = np.flatnonzero(record.layer_signal[:, layer] > 0)

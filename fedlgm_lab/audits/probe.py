@@ -153,8 +153,8 @@ def _epsilon(subject: Subject, reading: ProbeReading) -> float:
 
 
 def _inverse_distance(plan: ReleasePlan) -> float:
-    """Compute the inverse of the distance that the accountant assumes; 1 if the plan has no noise
-    and the facts have none, because any distance is then too large.
+    """Compute the inverse of the distance that the accountant assumes; 1 if neither the plan nor
+    the facts have noise, because any distance is then too large.
     """
     factor = SENSITIVITY_FACTOR[plan.facts.relation]
     multiplier = plan.effective_multiplier

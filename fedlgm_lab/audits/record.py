@@ -28,9 +28,10 @@ class CanaryRecord:
             contributions subtracted, [T, m, K]; NaN where not released.
         layer_signal: s_j / sigma_j of each layer, [T, K]; 0 where not released.
         signs: sign of the direction that the canary added to the round's sum, +1 or -1; 0 if the
-            canary was not in, [T, m].
-        orientation: sign of the canary's direction in that round, whether or not the canary was in,
-            [T, m]; 0 where a canary of a run whose rounds are one mechanism could not take part.
+            canary was not included, [T, m].
+        orientation: sign of the canary's direction in that round, whether or not the canary was
+            included, [T, m]; 0 where a canary of a run whose rounds are one mechanism could not
+            take part.
         length: squared length of the sum of the round's signed directions in each layer, [T, K].
         energy: mean square of the noise (whitened, where it is correlated) in each layer, in units
             of the plan's noise, [T, K]; NaN where not released.

@@ -62,7 +62,8 @@ class Reported:
         """Build the result of an audit of these releases; the arguments are attributes of
         `AuditResult`.
 
-        A bound from a single layer also bounds the whole, so the audit reports the largest bound.
+        A bound from a single layer also holds for the complete release, so the audit reports the
+        largest bound.
         """
         return AuditResult(
             subject=self.subject,
@@ -96,7 +97,7 @@ class Check:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """Lower bound from one layer of the releases alone.
+    """Lower bound on epsilon from a single layer of the releases.
 
     Attributes:
         layer: name of the layer.

@@ -1,4 +1,4 @@
-"""Scores of canaries, and the checks that every bound makes of its arguments."""
+"""Scores of canaries, and the checks that every bound applies to its arguments."""
 
 from __future__ import annotations
 

@@ -45,12 +45,12 @@ from fedlgm.training.example_level.bounding import bound_gradients, scaled_sum
 
 LAYERS = {"first": 400, "second": 1600, "last": 100}
 """Sizes of the layers of the model on which mechanisms are tried by default."""
-_ABOVE = 8.0  # norm of raw updates over their bounds
+_ABOVE = 8.0  # norm of raw updates divided by their bounds
 _ANSWER = 1e6  # an answer to a query, far above any bound
 _ROUNDS = 4
 _CLIENTS = 7  # an odd number, so that one client decides where a median lies
 # number of examples with equal gradients, the angle of these gradients to the first layer, and the
-# norm of one further example's gradient over the bound
+# norm of one further example's gradient divided by the bound
 _BATCH, _ANGLE, _CANARY = 100, 0.01, 10.0
 
 
@@ -248,7 +248,8 @@ class Subject:
             norms = np.stack([self.layers.norms(update).numpy() for update in updates])
             return mechanism.plan_from_private_norms(self.layers, self.facts, norms)
         plan = self.method.plan(transcript)
-        # every client has its own plan; the target, whose plan is made here, comes last
+        # here every client has a separate plan, and this one is the target's, whose update comes
+        # last
         if isinstance(mechanism, UsesPrivateUpdates):
             plan, _ = mechanism.plan_from_private_update(plan, updates[-1], transcript.models[-1])
         return plan
@@ -324,7 +325,7 @@ class Subject:
     def charged_multipliers(self, plan: ReleasePlan) -> np.ndarray:
         """Compute the effective multipliers of the releases that can contain one unit's data.
 
-        If a cap limits the number of such releases, the costliest releases are taken.
+        If a cap limits the number of such releases, the costliest releases are counted.
         """
         multipliers = self.multipliers(plan)
         return (
@@ -378,8 +379,8 @@ class Subject:
         return np.where(np.isfinite(clip), np.maximum(_ABOVE * clip, LEAST_CLIP), free)
 
     def _targets(self) -> Iterator[Tensor]:
-        """Yield updates of the target: one in all coordinates, one in a single coordinate of every
-        layer, and some in one layer only.
+        """Yield updates of the target: one that changes all coordinates, one that changes a single
+        coordinate of every layer, and some that change one layer only.
         """
         reach, widths = self._reach(), self.layers.sizes
         spread = np.repeat(reach / np.sqrt(widths), widths)

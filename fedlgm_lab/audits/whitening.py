@@ -37,8 +37,8 @@ def whitenable(correlation: Correlation, seen: Flags) -> Flags:
 
 
 class Whitening:
-    """Computes C w round by round, from the earlier vectors w, or from buffers if C has such a
-    form.
+    """Computes C w round by round, from the earlier vectors w, or from a few buffers if the form of
+    C permits this.
 
     Args:
         correlation: the correlation of the noise, with its matrix C.

@@ -10,7 +10,7 @@ audit uses one of two bounds:
   release. This bound is tight. It is valid if whitening makes the noise white, which a check tests.
 * If that check fails, a bound from one sum per canary, along the canary's effect on all rounds.
   This sum is the adversary's best test, and the bound is valid for any Gaussian noise. For a sound
-  run the bound is used only if the check fails by chance, so it needs no level of its own.
+  run the bound is used only if the check fails by chance, so the bound needs no separate level.
 
 Both are lower bounds on the quotient of the actual and the planned signal-to-noise ratio. The audit
 reports the epsilon of the run with its noise divided by the bound. The audit assumes that
@@ -95,10 +95,10 @@ def run_epsilon(
         run: the run.
         signals: a client's bound in units of the noise z in each round, [T] or fewer (the last
             value is then repeated).
-        ratio: signal-to-noise ratio over the planned ratio.
+        ratio: signal-to-noise ratio divided by the planned ratio.
         delta: delta of the epsilon.
         quick: whether to compose sampled releases at a tenth of the cost, and to subtract a
-            thousandth.
+            thousandth of the result.
 
     Example:
         >>> from fedlgm import correlation
@@ -151,10 +151,11 @@ class View:
         seen: canary-aligned sums of each layer, [T, m, K]; 0 where they cannot be whitened.
         planned: means of these sums under the plan, [T, m, K].
         orientation: sign of each canary's contributions, 0 for a canary that never takes part, [m].
-        shares: bound over noise scale of each layer, [T, K]; 0 where not released.
+        shares: bound of each layer divided by its noise scale, [T, K]; 0 where not released.
         known: where `seen` is known, bool [T, K].
-        energy: mean square of the whitened noise over the planned mean square, [T, K]; NaN where
-            the noise was not observed completely, as in the first rounds after a run was continued.
+        energy: mean square of the whitened noise divided by the planned mean square, [T, K]; NaN
+            where the noise was not observed completely, as in the first rounds after a run was
+            continued.
 
     Example:
         >>> from fedlgm import LayerTable, RunFacts, Sampling, correlation, mechanisms
@@ -216,8 +217,8 @@ class View:
         return int(np.any(self.known, axis=1).sum()) * self.seen.shape[1]
 
     def layer_ratio(self, layer: int, size: int, confidence: float) -> float:
-        """Bound from below a layer's signal-to-noise ratio over the planned ratio; 0 if the layer
-        was never observed.
+        """Bound from below a layer's signal-to-noise ratio divided by the planned ratio; 0 if the
+        layer was never observed.
         """
         at = self.known[:, layer]
         seen, planned = self.seen[at, :, layer], self.planned[at, :, layer]
@@ -229,8 +230,8 @@ class View:
         return noise_ratio(seen.ravel(), planned.ravel(), confidence, noise)
 
     def ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Bound from below the signal-to-noise ratio of all layers together over the planned ratio,
-        from every canary in every round.
+        """Bound from below the signal-to-noise ratio of all layers together, divided by the planned
+        ratio, from every canary in every round.
         """
         weights = self._weights()
         at = weights.any(axis=1)
@@ -262,8 +263,8 @@ class View:
         return (self.planned != 0).any(axis=(0, 2))
 
     def sums_ratio(self, layers: LayerTable, confidence: float) -> float:
-        """Bound from below the signal-to-noise ratio of `sums` over the planned ratio; 0 for too
-        few canaries.
+        """Bound from below the signal-to-noise ratio of `sums`, divided by the planned ratio; 0 for
+        too few canaries.
         """
         sums, planned, weights = self.sums, self.planned_sums, self._weights()
         overlap = np.sum(weights**4 / layers.sizes, axis=1)[weights.any(axis=1)].mean(keepdims=True)

@@ -19,7 +19,7 @@ from fedlgm_lab.recommend.units import gradient_of
 from simulations.config.assembly import Assembly
 
 OPERATIONS = 3e11
-"""Floating-point operations of all passes together; they take one core some twenty seconds."""
+"""Floating-point operations of all passes together, which take one core about twenty seconds."""
 PASSES = 120_000
 """Largest number of passes over an example for small models, for which arithmetic does not limit
 the speed."""
@@ -36,7 +36,7 @@ class Work:
     Attributes:
         steps: number of steps of the warm-up.
         batch: number of examples of a step.
-        stage: number of passes over an example for the contributions of a stage.
+        stage: number of passes over single examples that compute a stage's contributions.
         held_out: number of examples on which losses are measured.
         probes: number of random vectors from which a Hessian's trace is estimated.
     """

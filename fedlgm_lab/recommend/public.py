@@ -26,15 +26,13 @@ SYNTHETIC = 2048
 """Number of synthetic examples, which are used if none are given."""
 MOST = 20_000
 """Largest number of examples that are used."""
-_HELD_OUT = (
-    4  # one example in this number is used for measurements, the remaining ones for training
-)
+_HELD_OUT = 4  # one example in four is used for measurements, the other three for training
 
 
 def public_examples(
     recipe: Recipe, task: Task, public: Any, outline: DataSet | None
 ) -> tuple[DataSet, str]:
-    """Load the examples that `public` names, shuffled and divided into two parts.
+    """Load the public examples, shuffle them and divide them into two parts.
 
     Args:
         recipe: the recipe.
@@ -42,8 +40,8 @@ def public_examples(
         public: None for synthetic examples; "test" for the recipe's test examples, which every run
             evaluates without protection; the name of a data set, a `DataSet` or a mapping, whose
             training examples are public; or (x, y).
-        outline: the set's shapes, classes and test examples if the data are objects; its training
-            examples are never read.
+        outline: the set's shapes, classes and test examples if the data are Python objects; its
+            training examples are never read.
 
     Returns:
         Examples that replace the clients' (train) and examples on which losses are measured (test);
@@ -205,7 +203,7 @@ def examples_of(recipe: Recipe) -> int | None:
     section = recipe.data
     if not _is_named(recipe):
         return None
-    if section.name.startswith("synthetic"):  # made here
+    if section.name.startswith("synthetic"):  # generated
         return len(data.load(section.name).train_y)
     return data.published_examples(section.name, section.train_images)
 

@@ -103,8 +103,8 @@ def recommend(
         recipe: as for `simulate`; it gives population, sampling, local training, bound and budget.
         model: as for `simulate`.
         data: as for `simulate`; only shapes and test examples are read.
-        users: as for `simulate`; only their number is read. For a column of tables
-            `federation.clients` gives it.
+        users: as for `simulate`; only their number is read. If `users` names a column of tables,
+            `federation.clients` gives the number.
         public: examples for the computation: "test" (the recipe's test examples), the name of a
             data set, such as "digits/public" for a recipe of "digits/private", or a `DataSet` or
             mapping, whose training examples are public; or (x [n, ...], y [n, ...]). None generates
@@ -210,7 +210,7 @@ def _stages(
     for share in STAGES:
         target = start - share * (start - least)
         steps, model, _ = next(point for point in path if point[2] <= target)
-        if steps not in seen:  # in a short warm-up one model may be the first to pass two marks
+        if steps not in seen:  # in a short warm-up one model may be the first to reach two stages
             seen[steps] = (*units.observe(model, list(methods.values())), landscape.at(model))
         means, plans, lengths, curvature = seen[steps]
         values = [score(curvature, mean, plan) for mean, plan in zip(means, plans, strict=True)]
@@ -265,7 +265,9 @@ def _warmed_up(
 
 
 def _refuse_chance(dataset: DataSet, start: float, least: float) -> None:
-    """Refuse a warm-up that is still at chance: scores there say nothing about later models."""
+    """Refuse a warm-up that is still at chance, because scores of its models say nothing about
+    later models.
+    """
     constant = _constant_loss(dataset)
     chance, whose = min((constant, "a constant prediction"), (start, "the initial model"))
     if not least < _AT_CHANCE * chance:

@@ -34,9 +34,9 @@ class Curvature:
 
     Attributes:
         metrics: metrics of the task.
-        gradient: [D].
-        traces: estimates of trace(H_l) of each layer, at least a thousandth of their mean in size;
-            float64 [K].
+        gradient: gradient of the loss, [D].
+        traces: estimate of trace(H_l) for each layer, at least a thousandth of the mean magnitude
+            over the layers; float64 [K].
     """
 
     metrics: dict[str, float]
@@ -51,7 +51,7 @@ class Landscape:
         assembly: the recipe's objects over the public examples.
         layers: the model's layers.
         examples: largest number of held-out examples.
-        probes: random vectors of Hutchinson's estimate.
+        probes: number of random vectors in Hutchinson's estimate.
     """
 
     def __init__(self, assembly: Assembly, layers: LayerTable, examples: int, probes: int) -> None:

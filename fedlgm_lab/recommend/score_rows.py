@@ -22,15 +22,15 @@ class StageRow(TypedDict):
 
 
 class LayerAdvice(TypedDict):
-    """One layer.
+    """Advice on one layer.
 
     Attributes:
         layer: name of the layer.
-        size: d_l.
+        size: number d_l of coordinates.
         norm: median l2 norm of a unit's unbounded contribution, over units and stages.
-        trace: curvature, trace(H_l), mean over the stages.
-        suggested_bound: a public norm for clip = "med", norms = "public". The total l2 norm of
-            these bounds is the median norm of a whole contribution.
+        trace: curvature trace(H_l), as the mean over the stages.
+        suggested_bound: a norm that can be given as a public norm if clip = "med" and norms =
+            "public". The total l2 norm of these bounds is the median norm of a whole contribution.
     """
 
     layer: str
@@ -46,15 +46,15 @@ class Advice(TypedDict):
     Attributes:
         recipe: name of the recipe.
         unit: "client" or "example".
-        public: description of the examples.
+        public: origin of the public examples, in words.
         advice: recommendation in a sentence.
         scores: score of each rule over the score of the flat Gaussian, as the geometric mean over
             the stages.
         stages: the models of the warm-up.
         layers: the model's layers.
-        noise_multiplier: z of a release, over the bound.
-        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean update over the bound, for the
-            noise of k releases in a sum of q N contributions.
+        noise_multiplier: noise multiplier z: the noise of a release divided by the bound.
+        noise_on_mean: z sqrt(k) / (q N), the standard deviation of the mean update's noise divided
+            by the bound, if a sum of q N contributions contains the noise of k releases.
         bound: the bound S that was scored.
         suggested_bound: median norm of a whole unbounded contribution.
         examples_per_client: mean number of the run's examples per client.

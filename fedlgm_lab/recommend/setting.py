@@ -1,4 +1,4 @@
-"""A recipe over public examples, and the facts of its run."""
+"""A recipe with public examples in place of its data, and the facts of its run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Setting:
 
     Attributes:
         assembly: objects of the recipe over public examples.
-        facts: the run's facts, at the multiplier of its budget.
+        facts: the run's facts, with the noise multiplier that its budget requires.
         share: mean number of examples of a client.
         assumed: whether the number of examples is unknown and set to one batch.
     """
@@ -67,7 +67,7 @@ def setting_of(
     dataset, source = public_examples(parsed, Assembly(parsed, own).data.task, public, outline)
     assembly = Assembly(of_public(parsed), replace(own, data=dataset))
     assembly.model.check()
-    # whether these are the recipe's own data
+    # whether the clients hold the data set that the recipe names
     ours = data is None and (recipe is not None or public is None or isinstance(public, str))
     total = examples if examples is not None else examples_of(parsed) if ours else None
     share = (
@@ -80,7 +80,7 @@ def setting_of(
 
 
 def _facts(recipe: Recipe, layers: LayerTable, examples: int | None) -> RunFacts:
-    """Return the run's facts at the noise multiplier of its budget."""
+    """Compute the run's facts, with the noise multiplier that its budget requires."""
     unit = recipe.protects
     if unit.counts_examples(recipe) and examples is None:
         raise ConfigError(

@@ -33,11 +33,13 @@ class SweepRow(TypedDict):
 
     Attributes:
         epsilon, clients, delta: the setting.
-        noise_multiplier: calibrated z, the noise of a release over the bound of a contribution.
+        noise_multiplier: calibrated z, the noise of a release divided by the bound of a
+            contribution.
         expected_cohort: q N, the divisor of a sum.
-        noises_in_sum: number k of independent releases' noise in a sum of q N contributions; 1
-            under central trust.
-        noise_on_mean: z sqrt(k) / (q N), the noise std on the mean over the bound.
+        noises_in_sum: number k of releases whose independent noise a sum of q N contributions
+            contains; 1 under central trust.
+        noise_on_mean: z sqrt(k) / (q N), the standard deviation of the mean's noise divided by the
+            bound.
         snr: SNR_j of every layer, by its name.
         refused: reason why this setting has no plan; the figures above are then missing.
     """
@@ -58,7 +60,7 @@ class SweepReport(TypedDict):
 
     Attributes:
         recipe, mechanism, trust: the planned run.
-        delta: rule for the delta of a row.
+        delta: how the delta of a row is chosen, in words.
         rows: one for each budget and population.
     """
 
@@ -76,7 +78,7 @@ def sweep_report(recipe: str | None = None, overrides: Iterable[str] = ()) -> Sw
     `privacy.delta`. For a setting that the recipe does not permit, the row has the reason.
 
     Args:
-        recipe: a bundled name, a TOML file, or None for the default.
+        recipe: name of a bundled recipe, a TOML file, or None for the default recipe.
         overrides: changes as "section.key=value".
 
     Raises:

@@ -68,8 +68,8 @@ class Units(ABC):
         """
 
     def _descend(self, model: Tensor, gradients: Iterable[Tensor]) -> Tensor:
-        """Return the model after the recipe's local optimizer has made a step by each gradient in
-        turn.
+        """Return the model after the recipe's local optimizer has made a step along each gradient
+        in turn.
         """
         training = self.assembly.recipe.training
         self._weights.copy_(model)
@@ -83,11 +83,11 @@ class Units(ABC):
 class Clients(Units):
     """Clients that train on public examples, which the recipe's partition divides among them.
 
-    The contribution of a user is the mean of several clients' updates.
+    If users are the unit, a user's contribution is the mean of several clients' updates.
 
     Args:
         assembly: see `Units`.
-        most: largest number of passes over an example per stage.
+        most: largest number of passes over single examples per stage.
         share: mean number of examples of a client.
     """
 
@@ -115,7 +115,8 @@ class Clients(Units):
         self._server = assembly.model.server_optimizer()
 
     def warm_up(self, model: Tensor, rows: Sequence[Tensor]) -> Tensor:
-        """See `Units`. The optimizer is the clients' optimizer, on the examples of all clients.
+        """See `Units`. The clients' optimizer makes the steps, on the examples that are set aside
+        for the warm-up.
 
         Trainers other than the plain trainer may rely on the bound and on the server's step. With
         these trainers each step of the warm-up is a round of one client with one batch.
@@ -177,7 +178,7 @@ class Clients(Units):
 
 
 class Examples(Units):
-    """Examples whose gradients are bounded one by one; arguments as in `Clients`."""
+    """Examples whose gradients are bounded one by one; the arguments are described in `Clients`."""
 
     def __init__(self, assembly: Assembly, most: int) -> None:
         super().__init__(assembly)

@@ -1,4 +1,4 @@
-"""Makes the sentence of advice that follows from the scores.
+"""Turns the scores into a sentence of advice.
 
 On new networks some predicted gains were not confirmed by runs (docs/results/recommend.md). Advice
 to use a rule other than the flat one therefore asks for a comparison.

@@ -190,7 +190,8 @@ def layer_risk(
 
 
 def gradient_errors(members: Tensor, others: Tensor, stream: torch.Generator) -> list[float]:
-    """Measure, for each layer, the error rate of telling members by a threshold on gradient norms.
+    """Measure, for each layer, the error rate of an adversary that tells members from non-members
+    by a threshold on gradient norms.
 
     The threshold is chosen on one half of the examples, and the error is measured on the other
     half.
@@ -407,7 +408,7 @@ def _fit(
     after: Callable[[int], None] = lambda epoch: None,
 ) -> None:
     """Minimise the mean loss of some examples with Adam; `after` is called with the number of
-    passes, 0 at first.
+    finished passes, first with 0.
     """
     optimizer = torch.optim.Adam(module.train().parameters(), lr=settings.lr)
     after(0)

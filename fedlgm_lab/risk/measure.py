@@ -44,7 +44,7 @@ _BIASED = 500  # largest number of public examples for the weights for convergen
 
 @dataclass(frozen=True)
 class PublicExamples:
-    """Public examples.
+    """Public examples on which layer risk is measured.
 
     Attributes:
         source: their origin, in words.
@@ -65,7 +65,7 @@ class Findings:
 
     Attributes:
         risks: layer risks, in the order of the layer table.
-        public: origin of the examples.
+        public: origin of the public examples, in words.
         examples: number of examples.
         unseen: number of these examples from which the held-out errors are computed.
         bias_weights: public weights for convergence at the initial model, which can replace
@@ -91,7 +91,7 @@ class Findings:
         """Compute the layer weights that `lm-dp-sgd` derives from the error rates, float64 [L].
 
         Raises:
-            ConfigError: r < 1.
+            ConfigError: the emphasis r is below 1.
         """
         strengths = np.array([risk.strength for risk in self.risks])
         return risk_weights(strengths, self.rates(errors), emphasis)
@@ -232,17 +232,17 @@ def measure(
     contain no private example.
 
     Args:
-        model: the recipe's section.
+        model: the recipe's section [model].
         task: the model's task.
         public: public examples.
-        settings: settings of shadow model and adversaries.
+        settings: settings of the shadow model and the adversaries.
         shape: shape of one input of the target; images of another shape are resized.
-        clip: C, for the weights for convergence.
+        clip: clipping bound C, for the weights for convergence.
         seed: seed of all draws; None draws it from the operating system.
         progress: see `layer_risk`.
 
     Raises:
-        ConfigError: there are too few examples, or the model does not take them.
+        ConfigError: there are too few examples, or the model cannot process them.
     """
     x = public.x if shape is None else resize(public.x, shape)
     shape = tuple(x.shape[1:])
@@ -276,7 +276,7 @@ def risk_of(
     docs/how-to/layer-risk.md shows an example.
 
     Raises:
-        FedlgmError: a mistake in the recipe or its public data.
+        FedlgmError: the recipe or its public data cannot be used.
     """
     mechanism = recipe.mechanism
     if "error_rates" in mechanism.options or "emphasis" in mechanism.options:

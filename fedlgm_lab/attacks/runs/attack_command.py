@@ -337,7 +337,9 @@ def _bound_text(target: Target) -> list[str]:
 
 
 def _other_unit(people: Population) -> list[str]:
-    """State that the figures are for another unit than epsilon is; empty if the units are equal."""
+    """State that the figures concern another unit than the unit that epsilon protects; empty if the
+    units are equal.
+    """
     attacked, protected = people.pool.unit, people.results[0].get("unit", people.pool.unit)
     if attacked == protected:
         return []
@@ -348,7 +350,9 @@ def _other_unit(people: Population) -> list[str]:
 
 
 def _cost_text(result: Mapping[str, Any]) -> str:
-    """State the claimed and the proven epsilon with the guarantee, in the words of all commands."""
+    """State the claimed and the proven epsilon with the guarantee, in the words that all commands
+    use.
+    """
     from simulations.summaries.terminal import epsilon_label, number
 
     if "epsilon" not in result:

@@ -1,4 +1,6 @@
-"""Pictures of attacks, for notebooks and PNG files; they need no display and no state of pyplot."""
+"""Pictures of attacks, for notebooks and PNG files; drawing them needs neither a display nor
+pyplot.
+"""
 
 from __future__ import annotations
 

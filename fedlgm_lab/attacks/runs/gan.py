@@ -106,8 +106,8 @@ def attack(
 
     Args:
         target: a recipe or a seeded run; its federation is run again.
-        label: number or name of the class to reconstruct; by default the largest class that other
-            clients hold and the last client does not hold.
+        label: number or name of the class to reconstruct; by default the class with the highest
+            number that other clients hold and the last client does not hold.
         settings: settings of the attacker's training.
         classifier: classifier that measures distances; by default one is trained on the test set.
         inception: features for Inception distances.
@@ -187,7 +187,7 @@ def attack(
 
 
 def _isolated_class(labels: np.ndarray, own_rows: np.ndarray, classes: int) -> int:
-    """Find the largest class that only the other clients hold."""
+    """Find the class with the highest number that only the other clients hold."""
     missing = np.setdiff1d(np.unique(labels), np.unique(labels[own_rows]))
     if not len(own_rows) or not len(missing):
         raise ConfigError(

@@ -134,7 +134,8 @@ def victims(target: Target, count: int, images: int) -> tuple[Assembly, nn.Modul
     """Choose clients that hold at least `images` images, reduce them to this number of images, and
     compute their raw updates.
 
-    A recipe is attacked in its first round. A run is attacked in the round after its last one.
+    A recipe is attacked in its first round. A finished run is attacked in the round that would
+    follow its last round.
 
     Returns:
         The federation's objects, the model from which the clients start, and the victims.
@@ -186,7 +187,7 @@ def observe(
         victim: owner of the update.
         layers: the model's layers, for an unprotected update.
         start: the model from which the victim started [D].
-        keys: keys of the noise; every protection and victim draws its own noise.
+        keys: keys of the noise, which is drawn separately for every protection and victim.
     """
     if protection.recipe is None:
         return Observation.unprotected(layers, victim.update)
@@ -238,7 +239,7 @@ def attack(
     Args:
         target: the attacked recipe or run.
         count: number of victims.
-        images: images of each victim.
+        images: number of images of each victim.
         epsilons: budgets of the mechanism; see `protections`.
         published: see `protections`.
         per_layer: whether to invert also each single layer of the victims' protected updates.

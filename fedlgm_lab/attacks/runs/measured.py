@@ -121,7 +121,8 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
     the test set as non-members. The modified-entropy attack needs no shadow models; `fedlgm attack
     lira` is stronger. Inversion attacks the updates of some clients in the first round, each
     reduced to one image, as the mechanism releases them. The class reconstruction runs the
-    federation again for each class, with the class isolated from the last client.
+    federation again for each class, with the data divided so that the last client does not hold the
+    class.
 
     Args:
         jobs: finished runs of the comparison.
@@ -130,8 +131,8 @@ def measure(jobs: Sequence[Job], out: Path, attacks: Attacks, *, progress: OnPro
         progress: called with (runs done, total, description).
 
     Returns:
-        One row per job: its folder, its audited epsilon, the results of the attacks, and in "gan"
-        the reconstructed classes.
+        One row per job: its folder, its audited epsilon, the results of the attacks, and, under the
+        key "gan", the figures of the reconstructed classes.
     """
     rows: list[Row] = []
     for index, job in enumerate(jobs):

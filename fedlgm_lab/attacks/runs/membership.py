@@ -53,8 +53,8 @@ def population(
     unit: Unit = "example",
     progress: OnProgress | None = None,
 ) -> Population:
-    """Train federations of the target's recipe on random halves of its examples, or of clients that
-    divide them.
+    """Train federations of the target's recipe on random halves of its examples, or on random
+    halves of clients among which these examples are divided.
 
     For a run, `models` shadow federations are trained on halves of its training and test sets, in
     addition to the run. For a recipe, `models` federations are trained in all. Each federation has
@@ -141,15 +141,15 @@ def require_enough(target: Target, models: int) -> None:
 
 
 def lira(people: Population) -> dict[str, MembershipResult]:
-    """Attack by LiRA and RMIA, "online" and "offline", the run or all federations of a recipe,
-    whose scores are pooled.
+    """Attack by LiRA and RMIA, each online and offline, and return the results by attack.
 
-    A client's confidence is the mean over its examples.
+    For a run, its model is attacked. For a recipe, every federation is attacked, and the scores are
+    pooled. A client's confidence is the mean confidence over its examples.
     """
     x, y = people.pool.tensors()
     scores = np.stack([confidence_logits(module, x, y) for module in people.modules])
     if not np.isfinite(scores).all():
-        # models drowned in noise overflow
+        # models with too much noise overflow
         scores = np.nan_to_num(scores, nan=0.0, posinf=1e6, neginf=-1e6)
     scores, members = people.pool.by_unit(scores), people.membership[0]
     results = {}

@@ -1,4 +1,5 @@
-"""The table of privacy, utility and attacks: leakage of mechanisms at equal proven epsilon.
+"""The table of privacy, utility and attacks, which compares the leakage of mechanisms at equal
+proven epsilon.
 
 Every finished run of a comparison is attacked. The table shows the run's accuracy, its claimed,
 proven and audited epsilon and the attacks' success. A second table, in the form of Table X of the

@@ -126,7 +126,7 @@ class Target:
         return self.recipe.name if self.folder is None else str(self.folder.path)
 
     def assembly(self, *, reconstructs: bool = False) -> Assembly:
-        """The objects of its recipe.
+        """Build the objects of the target's recipe.
 
         Args:
             reconstructs: whether the attack makes images, which lie in [-1, 1] (see
@@ -188,7 +188,7 @@ def in_usual_pixels(recipe: Recipe, divided: Division | None = None) -> Assembly
     low, high = pixels
 
     class Moved(RunModel):
-        """The recipe's model after the rescaling, with the same parameters."""
+        """The recipe's model with the same parameters, which first rescales its inputs."""
 
         @override
         def module(self) -> nn.Module:
@@ -224,7 +224,7 @@ def train(
     model and its summary.
 
     Args:
-        assembly: the federation; `with_data` gives it other data than its recipe's.
+        assembly: the federation, whose data may differ from its recipe's data.
         run_dir: folder to create.
         grid: function that makes the grid of a client object.
         progress: called with each round's metrics row.
@@ -379,7 +379,7 @@ def _division(dataset: DataSet, recipe: Recipe, clients: int) -> Partition:
     """Divide another data set by the recipe's partition.
 
     Raises:
-        ConfigError: a partition that needs the data set's own users.
+        ConfigError: the partition needs the data set's own users.
     """
     section = recipe.data
     if section.partition == "natural":

@@ -84,7 +84,7 @@ class RunAudit:
             )
         rounds, facts = assembly.recipe.federation.rounds, assembly.privacy.facts
         if charging.of(facts).run is None:
-            # much of the cost of canaries does not depend on their number
+            # much of the cost of canaries in a round does not depend on their number
             every = -(-rounds // _WATCHED)
             count = canary_count(assembly.model.layers.size, -(-rounds // every))
         else:  # a round's noise depends on all earlier rounds, so canaries take part in every round

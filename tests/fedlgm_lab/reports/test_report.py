@@ -222,8 +222,8 @@ def test_correlated_noise_is_shown_over_the_rounds(
     report.write_report(run)
     text = html.unescape((run / "report.html").read_text(encoding="utf-8"))
     for words in (
-        "Noise over the rounds", ("Here it is correlated over rounds (banded, 4 bands); 4 groups "
-                                 "take turns"),
+        "Noise over the rounds", ("The noise of this run is correlated over rounds (banded, 4 bands); "
+                                 "4 groups take turns"),
         "independent, same participation", "independent, secret Poisson draws",
         "Noise norm of one round's mean of each layer",
         "Noise norm of the model over the rounds: this run from", ("Noise scale sigma_j (of "
