@@ -36,7 +36,7 @@ from simulations.runs.folder import RunFolder
 from simulations.runs.rows import excerpt
 
 Attack = Literal["membership", "inversion", "gan"]
-_FILE = "attacks.json"
+_FILE = "compared_attacks.json"  # `results_file` has the results of `fedlgm attack`
 _VICTIMS = 3  # number of clients that the inversion attacks
 TPR_AT = 0.01
 """False-positive rate at which the table states the membership attack's true-positive rate."""
