@@ -201,8 +201,8 @@ def mask_bytes(data: bytes | memoryview, key: int) -> memoryview:
     wait.
 
     Raises:
-        FrameError: the length is not a multiple of four bytes, as it is for every array of 32-bit
-            or 64-bit numbers in the .npy format, or the key is out of range.
+        FrameError: the length is not a multiple of four bytes, or the key is not a number of 32
+            bits.
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
