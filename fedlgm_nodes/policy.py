@@ -1,7 +1,7 @@
 """The policy of a node's operator, a TOML file that no message can change.
 
-All checks of a plan use its numbers, as it will be executed. A plan's or a run's labels have no
-effect on them.
+All checks use the numbers with which a plan will be executed. Labels in a plan or a run do not
+affect them.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Advert:
 
 
 class Cohort:
-    """The members of one attempt, which all have valid adverts.
+    """The members of one attempt at a secure sum, which all have valid adverts.
 
     Attributes:
         digest: name of the cohort. On a ring the digest covers the ring's shape, so nodes that

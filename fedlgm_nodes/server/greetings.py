@@ -26,7 +26,8 @@ class Greetings:
     """Decides which nodes to greet, and learns from their answers.
 
     Args:
-        shortest: seconds of silence after which an unknown node is greeted.
+        shortest: seconds of silence after which a node is greeted if it is not known to be behind
+            or busy.
     """
 
     def __init__(self, shortest: float) -> None:

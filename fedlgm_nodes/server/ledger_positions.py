@@ -1,5 +1,5 @@
-"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or
-rolled back.
+"""The ledger position of each node at its last answer, by which replaced and rolled back ledgers
+are detected.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class LedgerPositions:
         )
 
     def _read(self) -> Mapping[int, Position]:
-        """Current content of the file."""
+        """Read the positions of the file, if it has changed since it was last read."""
         if self._file is None or not self._file.is_file():
             return self._stored
         status = self._file.stat()

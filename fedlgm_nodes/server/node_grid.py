@@ -59,7 +59,7 @@ class EnrolledNodes(OneNodePerClient):
     that is asked again repeats its answer.
     """
 
-    repeats = True  # a node repeats its kept answer when it is asked again
+    repeats = True  # a node that is asked again repeats its stored answer
 
 
 class NodeGrid(NumberingGrid):
@@ -69,7 +69,7 @@ class NodeGrid(NumberingGrid):
         runtime: the Grid that Flower gave the ServerApp.
         enrolment: mapping of nodes to clients.
         questions: the run's questions.
-        answers: checks the answers.
+        answers: checker of the nodes' answers.
         patience: quorum and waiting times.
         say: called with each line of progress.
         on_round: called with the report of every round.

@@ -46,8 +46,8 @@ class Polling:
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
-        """Ask until every client has answered or is lost, or the patience ends. Returns the number
-        of answers that arrived too late, or twice.
+        """Ask until every client has answered or is lost, or the waiting times of the patience have
+        passed. Returns the number of answers that arrived too late, or twice.
 
         Args:
             asked: the questions to the clients.

@@ -68,7 +68,7 @@ class Asked:
 
     Attributes:
         message: the strategy's message.
-        question: the question to its node.
+        question: the question to the client's node.
         header: the question's signed header.
         model: the question's body.
         check: function of an answer's header and body that returns the answer's problem; None if
@@ -132,7 +132,7 @@ class RoundReport:
     Attributes:
         round: number, from 1.
         answered: names of the nodes whose answers count.
-        lost: name of each other node -> reason why it has no answer that counts.
+        lost: names of the nodes without an answer that counts -> the reason.
         late: number of answers to earlier rounds that arrived in this round. They were charged and
             do not count.
         seconds: duration of the round.

@@ -27,7 +27,7 @@ class Ask(BaseModel):
     signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
     # the model's digest, in steps that do not bring the model
     model: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    given: dict[str, Any] = {}  # the server's part of a step of a secure sum
+    given: dict[str, Any] = {}  # the server's values for a step of a secure sum
     ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
 
     @property

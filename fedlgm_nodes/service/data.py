@@ -50,7 +50,8 @@ def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted |
 
     Raises:
         ConfigError: the system refuses access to a path, for example in another user's folder.
-        DataError: files are missing, damaged or of another shape, or hold NaN.
+        DataError: files are missing or damaged, or the data hold NaN or do not have the shape that
+            the policy states.
     """
     reader: Callable[[Data, Path], Sequence[Any]] = _READERS[section.kind]
     counted: Counted | None = None

@@ -4,7 +4,8 @@ The executor replaces `flower-superexec` for a SuperNode that is started with `-
 The app that a run's submitter has uploaded is neither installed nor imported on the node, and no
 process is started for a message.
 
-It works with the versions of Flower that `clients.flower_private` names and refuses any other.
+The executor works only with the versions of Flower that `clients.flower_private` names, and refuses
+others.
 
     python -m fedlgm_nodes.service.executor --supernode 127.0.0.1:9420 --secret-file secret --socket
     run/release.sock

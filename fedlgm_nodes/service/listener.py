@@ -238,7 +238,8 @@ def run(folder: Path) -> None:
 
 
 def _listen(path: Path, group: str) -> socket.socket:
-    """A listening socket that only the folder's user and group may connect to.
+    """Create the service's listening socket, to which only the service's user and the given group
+    may connect.
 
     Raises:
         RunError: the socket cannot be created, or another service listens on it. The other service
@@ -274,7 +275,7 @@ def _listen(path: Path, group: str) -> socket.socket:
 
 
 def _peer(link: Any) -> tuple[int, int, int]:
-    """(process, user, group) of the peer, as reported by the kernel."""
+    """Numbers of the process, user and group that have connected, as reported by the kernel."""
     return struct.unpack(
         "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )  # type: ignore[return-value]

@@ -3,8 +3,8 @@ data and imports no torch.
 
 The header of a frame travels as text in a config record of the message. The body of a frame, such
 as the model or an answer's numbers, travels as bytes in config records. A malicious relay can lose
-or damage messages, but it cannot read data or make the service release more than its policy
-permits.
+or damage messages, but it cannot read the node's data or make the service release more than its
+policy permits.
 """
 
 from __future__ import annotations

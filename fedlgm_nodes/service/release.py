@@ -1,6 +1,4 @@
-"""The making of one release, in which the node trains on its data, bounds the update and adds its
-noise.
-"""
+"""Makes a release. The node trains on its data, bounds the update and adds its noise."""
 
 from __future__ import annotations
 
@@ -142,8 +140,8 @@ class Releaser:
         this before it charges anything.
 
         Raises:
-            Refusal: the objects fail for any data of this node, for example because the model takes
-                other inputs.
+            Refusal: the objects would fail on any data of this node, for example because the model
+                needs inputs of another shape.
         """
         tried = (
             _unit(request).name,

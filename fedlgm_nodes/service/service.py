@@ -569,8 +569,8 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the service's two processes, and close the ledger and the session store of secure
-        sums.
+        """End the training and accounting processes, and close the ledger and the session store of
+        secure sums.
         """
         self._releaser.close()
         self._account.close()

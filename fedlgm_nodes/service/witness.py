@@ -1,5 +1,5 @@
-"""The witness of a node's ledger, a file in another folder or on another disk with the ledger's
-position.
+"""The witness of a node's ledger, which is a file with the ledger's position in another folder or
+on another disk.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
 from fedlgm_nodes.service.work import Work, options_of, refuse_errors
 
-_KEPT = 8  # works whose objects are kept
+_KEPT = 8  # largest number of works whose objects are stored
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class SecureSteps:
 
 
 def _by_client(raw: Any) -> dict[int, str]:
-    """Convert a JSON object to a mapping from client numbers to texts.
+    """Convert the keys of a JSON object of texts to client numbers.
 
     Raises:
         Refusal: the value is not an object of texts by client number.
