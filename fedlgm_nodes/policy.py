@@ -96,7 +96,7 @@ class Data(_Section):
     name: str = Field(min_length=1, max_length=200)
     kind: Literal["numpy", "images", "idx", "csv", "parquet", "loader"]
     path: str = ""
-    labels: str = ""  # numpy, idx: a separate file; csv, parquet: the column
+    labels: str = ""  # for numpy and idx a separate file, for csv and parquet a column
     features: Annotated[
         tuple[str, ...], LISTED
     ] = ()  # csv, parquet: columns; by default all but the labels
@@ -105,12 +105,12 @@ class Data(_Section):
     ] = {}  # csv, parquet: public mean and deviation of columns
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # options of the loader
-    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
-    classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
+    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # shape of one input
+    classes: int = Field(ge=1)  # number of classes, or of numbers per example
     class_names: Annotated[
         tuple[str, ...], LISTED
     ] = ()  # images: folders; csv, parquet: names in the label column; in the order of their numbers
-    people: People | None = None  # csv, parquet: whose rows are used here
+    people: People | None = None  # only for csv and parquet: whose rows this node uses
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -311,7 +311,7 @@ class Ask(_Section):
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
     next_server_key: str = ""  # new key of the same server, while it replaces its key
-    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
+    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels of runs; empty if any run may ask
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)

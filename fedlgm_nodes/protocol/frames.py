@@ -177,7 +177,8 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
         kinds: accepted dtypes, for example ("<f4",).
 
     Raises:
-        FrameError: the data are anything else, in particular objects and pickles.
+        FrameError: the data are not such an array, for example because they hold Python objects or
+            a pickle.
     """
     try:
         values = view(data)

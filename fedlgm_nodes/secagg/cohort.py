@@ -43,7 +43,7 @@ class Terms:
         run: label of the run.
         round: number, from 1.
         plan: digest of the plan and the work of the requested release, without the model.
-        threshold: least number of nodes in a sum (t).
+        threshold: smallest number of nodes whose vectors may be summed (t).
         colluders: number of nodes that may collude with the server (m). The noise of t - m other
             nodes must suffice.
         size: number of 32-bit words of a vector.

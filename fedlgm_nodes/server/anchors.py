@@ -1,5 +1,5 @@
-"""Anchors of a run's releases: signatures of the nodes, as witnesses, that the chain of releases
-had a certain head.
+"""Anchors of a run's releases, which are the nodes' signatures, as witnesses, of the head of the
+chain of releases.
 
 All connected nodes are asked, whether or not they take part in the round, so the anchors do not
 show who took part.

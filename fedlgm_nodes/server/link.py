@@ -71,7 +71,7 @@ class NodeLink:
         return self.protocol(client) != before
 
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
-        """Send questions to the clients that are online.
+        """Send questions to clients, which must be online.
 
         Returns: For each client, its message's id -> mask of the answer; empty if the message was
         not accepted.

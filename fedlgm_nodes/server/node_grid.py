@@ -203,7 +203,7 @@ class NodeGrid(NumberingGrid):
         late: int,
         started: float,
     ) -> None:
-        """Report which clients' answers count in a round, and why those of the others do not."""
+        """Report which clients' answers count in a round, and why others count as zero."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
         for those, why in group_by_reason(told.items()):

@@ -133,8 +133,8 @@ class RoundReport:
         round: number, from 1.
         answered: names of the nodes whose answers count.
         lost: names of the nodes without an answer that counts -> the reason.
-        late: number of answers to earlier rounds that arrived in this round. They were charged and
-            do not count.
+        late: number of answers that arrived in this round and do not count, because they answer an
+            earlier round or repeat an answer.
         seconds: duration of the round.
     """
 

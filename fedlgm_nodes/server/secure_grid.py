@@ -45,8 +45,8 @@ from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import Addresses, OneNodePerClient
 
 _RESTART_S = 2.0
-"""If more time passes between the last node's shares and the next round, services may have
-restarted and lost their keys.
+"""Number of seconds between the last shares and the next round after which a service may have
+restarted and lost its keys.
 """
 _NODE_BYTES = 480
 """Number of bytes that one node (its signature and its advert) adds to the header of an "unmask"

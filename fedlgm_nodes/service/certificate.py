@@ -18,8 +18,8 @@ def certify_node(folder: NodeFolder) -> bytes:
     """Make a node's certificate, in an envelope that is signed with the key of the node's service.
 
     The certificate lists the costs of the releases, how many releases have each cost, and the runs
-    that requested them. It does not hold the digest of the data, with which a reader could confirm
-    a guess of the data.
+    that requested them. It does not hold the digest of the data, because with this digest a reader
+    could confirm a guess of the data.
 
     Args:
         folder: the node's folder.

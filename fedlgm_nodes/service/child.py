@@ -31,7 +31,7 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class EndedError(Exception):
-    """The process has ended, with or without an error."""
+    """The child process has ended, with or without an error."""
 
 
 class Child(Protocol):

@@ -19,7 +19,7 @@ from fedlgm_nodes.service.request import Request
 
 @dataclass(frozen=True)
 class Naming:
-    """Names the releases of a node with a given policy, key, data and version of torch.
+    """Gives names to the releases of a node with a given policy, key, data and version of torch.
 
     Attributes:
         policy: the node's policy.

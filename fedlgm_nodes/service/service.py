@@ -482,9 +482,9 @@ class Service:
         """Answer how many further releases like the requested one this node's budget and caps
         allow. Nothing is charged.
 
-        The cap per run applies to the label in the question. The question's `round` is the number
-        of requested releases. The answer is never larger, so it does not reveal how many more the
-        node could make.
+        The cap on releases per run is applied to the run with the question's label. The question's
+        `round` is the number of requested releases. The answer is never larger, so it does not
+        reveal how many more the node could make.
 
         Raises:
             Refusal: this node does not make such releases, or its budget or a cap does not allow

@@ -161,8 +161,8 @@ class Participant:
                 charge is on disk, and charges each digest only once.
             make: called with the cohort's digest. It returns the node's vector, uint32 [size], the
                 same for the same digest.
-            sharing: client numbers of all members that shared, ascending. None stands for the
-                clients of `sealed` and this node, which are all of them if every member is this
+            sharing: client numbers of all members that shared secrets, ascending. None stands for
+                the clients of `sealed` and this node, which are all of them if every member is this
                 node's neighbour.
 
         Raises:
