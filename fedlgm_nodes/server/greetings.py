@@ -5,8 +5,8 @@ node was receiving, the node sends that run's reply only after the next message.
 next message then waits for a further message, so the node stays one reply behind until it is
 restarted. A greeting is a message that makes such a node send its reply. Once a node is known to be
 behind, it gets a greeting a second after every question. A node that answers a greeting during the
-same question is busy, not behind. It then gets its next greeting only after twice the time that its
-last answer took.
+same question is busy, not behind. Its next greeting then comes after twice the time that its last
+answer took, but never before the usual wait.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Participant:
 
     Args:
         client: the node's client number.
-        signer: Ed25519 key of its service.
+        signer: Ed25519 key of the node's service.
         policy: the peers and limits that the node accepts.
         store: store of its sessions.
 
