@@ -1,3 +1,3 @@
-"""Real nodes: each node's release service with its policy and its ledger, the server that asks the
-nodes for releases, and commands that deploy nodes and server.
+"""Federations of real nodes: the release service of each node with its policy and ledger, the
+server that asks the nodes for releases, and the commands that deploy both.
 """

@@ -1,4 +1,4 @@
-"""The commands that this package adds to `fedlgm`."""
+"""The commands that this package adds to the program `fedlgm`."""
 
 from __future__ import annotations
 

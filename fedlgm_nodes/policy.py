@@ -1,7 +1,7 @@
-"""The policy of a node's operator, one TOML file that no message can change.
+"""The policy of a node's operator, a TOML file that no message can change.
 
-All checks use the numbers of the plan as it will be executed. Labels in a plan or a run have no
-effect.
+All checks use the numbers with which a plan will be executed. Labels in a plan or a run do not
+affect them.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _LARGEST_SCALE = 2.0**100  # largest scale of noise; with a larger scale, float6
 MOST_STEPS = 10_000  # example-level steps of one release
 MIB = 1 << 20
 LIVE = ("privacy", "allow", "ask", "limits")
-"""Sections of a policy that a running service can take over."""
+"""Sections of a policy that can be changed while the service runs."""
 LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""Validator for tuples in strict sections, because TOML has lists."""
+"""Validator that converts lists, which TOML has, to the tuples of strict sections."""
 
 
 class Refusal(Exception):
-    """A question that the node does not answer; nothing has been charged or computed.
+    """The reason why a node does not answer a question.
 
     Attributes:
-        code: one of a fixed set, for programs.
-        why: one readable sentence, independent of the node's data. It is written to the node's log,
-            and parts may come from a stranger (see `printable`).
+        code: short name of the kind of refusal, for programs.
+        why: the reason in words, independent of the node's data. It is written to the node's log,
+            and an untrusted sender may have chosen some of its words (see `printable`).
         about: client of another node that caused the refusal; None if there is none.
     """
 
@@ -60,7 +60,7 @@ class Refusal(Exception):
 
     @property
     def header(self) -> dict[str, Any]:
-        """The answer with this refusal."""
+        """The header of the answer that states this refusal."""
         about = {} if self.about is None else {"about": self.about}
         return {"ok": False, "protocol": PROTOCOL, "code": self.code, "why": self.why} | about
 
@@ -70,7 +70,7 @@ class _Section(BaseModel):
 
 
 class Node(_Section):
-    """[node]: this node's client number in the federation."""
+    """[node]: this node's name and its client number in the federation."""
 
     name: Name
     client: int = Field(ge=0, lt=2**31)
@@ -84,19 +84,19 @@ class Node(_Section):
 
 
 class People(_Section):
-    """[data] people: which people's rows this node uses (see `fedlgm_nodes.service.people`)."""
+    """[data] people: how this node knows whose rows it uses (see `fedlgm_nodes.service.people`)."""
 
     column: str = Field(min_length=1)  # column of pseudonyms
     elsewhere: str = Field(min_length=1)  # file of the pseudonyms whose data other nodes use
 
 
 class Data(_Section):
-    """[data]: where the node's examples are (see `fedlgm_nodes.service.data`)."""
+    """[data]: where the node's examples are, and their form (see `fedlgm_nodes.service.data`)."""
 
     name: str = Field(min_length=1, max_length=200)
     kind: Literal["numpy", "images", "idx", "csv", "parquet", "loader"]
     path: str = ""
-    labels: str = ""  # numpy, idx: a separate file; csv, parquet: the column
+    labels: str = ""  # for numpy and idx a separate file, for csv and parquet a column
     features: Annotated[
         tuple[str, ...], LISTED
     ] = ()  # csv, parquet: columns; by default all but the labels
@@ -105,12 +105,12 @@ class Data(_Section):
     ] = {}  # csv, parquet: public mean and deviation of columns
     loader: str = Field(default="", pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*)?$")
     options: dict[str, Any] = {}  # options of the loader
-    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # of one input
-    classes: int = Field(ge=1)  # outputs of a model: classes, or numbers per example
+    shape: Annotated[tuple[int, ...], Field(min_length=1), LISTED]  # shape of one input
+    classes: int = Field(ge=1)  # number of classes, or of numbers per example
     class_names: Annotated[
         tuple[str, ...], LISTED
     ] = ()  # images: folders; csv, parquet: names in the label column; in the order of their numbers
-    people: People | None = None  # csv, parquet: whose rows are used here
+    people: People | None = None  # only for csv and parquet: whose rows this node uses
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -145,7 +145,9 @@ class Data(_Section):
 
 
 class Privacy(_Section):
-    """[privacy]: budget for the whole life of the data set, over all runs, servers and plans."""
+    """[privacy]: the budget for the life of the data set, over all runs, servers and plans, and
+    conditions for single plans.
+    """
 
     epsilon: float = Field(gt=0)
     delta: float = Field(gt=0, lt=1)
@@ -155,20 +157,21 @@ class Privacy(_Section):
     trust: Annotated[tuple[Trust, ...], LISTED] = ("local",)
     min_noise_multiplier: float = Field(default=0.0, ge=0)
     largest_clip: float = Field(default=1.0, gt=0, le=1e6)
-    # gradients of example-level steps are summed in float64, whether or not the server asks for it
+    # whether gradients of example-level steps are summed in float64 even if the server does not ask
+    # for it
     exact_sums: bool = False
-    # largest number of nodes at which one person has rows; None: not known
+    # largest number of nodes at which one person has rows; None if it is not known
     overlap: int | None = Field(default=None, ge=1, le=100)
 
     @property
     def nodes(self) -> int:
-        """Number of nodes at which a release is charged for one person."""
+        """Largest number of nodes at which one person has rows; 1 if it is not known."""
         return self.overlap or 1
 
     @property
     def units(self) -> str:
-        """The units that an attack looks for, in the plural: people if one person may have rows at
-        several nodes.
+        """Plural name of the protected unit, which is people if one person may have rows at several
+        nodes.
         """
         return "people" if self.nodes > 1 else f"{self.unit}s"
 
@@ -185,12 +188,14 @@ class Privacy(_Section):
 
 
 class Allow(_Section):
-    """[allow]: names that are installed on the node and that a server may request."""
+    """[allow]: names that are installed on the node and that a server may request, and the largest
+    work.
+    """
 
     mechanisms: Annotated[tuple[str, ...], LISTED]
     models: Annotated[tuple[str, ...], LISTED]
     tasks: Annotated[tuple[str, ...], LISTED] = ("classification",)
-    # mechanism -> option -> values that may be asked for
+    # mechanism -> option -> values that a server may request
     options: dict[str, dict[str, list[Any]]] = {}
     weights: dict[
         str, str
@@ -199,7 +204,7 @@ class Allow(_Section):
     most_epochs: int = Field(default=20, ge=1)
 
     def check_names(self) -> None:
-        """Refuse names that are not installed. This loads torch, which reading a policy does not.
+        """Refuse names that are not installed. Unlike reading a policy, this loads torch.
 
         Raises:
             ConfigError: a name is unknown.
@@ -241,8 +246,8 @@ class Allow(_Section):
         """The node's file with this SHA-256.
 
         Raises:
-            Refusal: the policy does not list the hash, or the file's hash has changed. The path
-                stays secret.
+            Refusal: the policy does not list the hash, or the file is missing or has changed. The
+                refusal does not state the path.
         """
         if not isinstance(digest, str) or digest not in self.weights:
             raise Refusal(
@@ -266,13 +271,14 @@ class Allow(_Section):
     def check_options(self, mechanism: str, options: Mapping[str, Any]) -> None:
         """Refuse options of a mechanism that this node's operator does not allow.
 
-        Bundled mechanisms are known, and none makes a release cost more than its plan says. The
-        operator's own mechanisms are not known, so only the listed values of their options, and
-        their defaults, may be requested.
+        No option of a bundled mechanism makes a release cost more than its plan says, so all values
+        may be requested unless the policy lists options of the mechanism. This is not known of the
+        operator's own mechanisms, so only the listed values of their options, and their defaults,
+        may be requested.
 
         Raises:
-            Refusal: the requested value is not listed, although the policy lists values of the
-                option or the mechanism is not bundled.
+            Refusal: a requested value is neither the option's default nor listed, and the policy
+                lists options of the mechanism or the mechanism is not bundled.
         """
         from fedlgm import mechanisms
 
@@ -289,7 +295,7 @@ class Allow(_Section):
 
 
 def _is_default(mechanism: str, option: str, value: object) -> bool:
-    """Whether an option's value is its default."""
+    """Whether a mechanism's option has this value by default."""
     from fedlgm import mechanisms
 
     try:
@@ -301,22 +307,22 @@ def _is_default(mechanism: str, option: str, value: object) -> bool:
 
 
 class Ask(_Section):
-    """[ask]: parties that may ask, and how often."""
+    """[ask]: who may ask, and how often."""
 
     server_key: str = ""  # Ed25519 public key; questions that it has not signed are refused
     next_server_key: str = ""  # new key of the same server, while it replaces its key
-    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels; empty: any
+    runs: Annotated[tuple[str, ...], LISTED] = ()  # labels of runs; empty if any run may ask
     releases: int = Field(default=1000, ge=1)
     releases_per_run: int = Field(default=1000, ge=1)
     releases_per_day: int = Field(default=1000, ge=1)
     approval: Literal["policy", "operator"] = "policy"
-    # least distance in rounds between two answered questions of a run
+    # smallest distance in rounds between two rounds of a run in which the node takes part
     min_separation: int = Field(default=1, ge=1)
 
     @property
     def server_keys(self) -> list[str]:
-        """Keys of the server. One of these keys must have signed a question. If the list is empty,
-        any sender may ask.
+        """The server's public keys. A question must be signed by one of these keys. If the list is
+        empty, any sender may ask.
         """
         return [self.server_key, *filter(None, (self.next_server_key,))] if self.server_key else []
 
@@ -334,7 +340,7 @@ class Ask(_Section):
 
 
 class Limits(_Section):
-    """[limits]: sizes and times."""
+    """[limits]: limits on sizes and times."""
 
     message_mib: int = Field(default=96, ge=1, le=1 << 13)
     receive_seconds: float = Field(default=60.0, gt=0)
@@ -343,20 +349,23 @@ class Limits(_Section):
     connections: int = Field(default=8, ge=1, le=1024)
     reply_every_seconds: float = Field(default=0.5, ge=0)
     threads: int = Field(default=1, ge=1, le=1024)
-    # seconds after which training gives back memory
+    # seconds without a question after which the training process ends, which frees its memory
     training_idle_seconds: float = Field(default=300.0, gt=0)
     kept_replies: int = Field(default=4, ge=0)
 
 
 class Socket(_Section):
-    """[socket]: users that may connect, in addition to the permissions of the socket's folder."""
+    """[socket]: users who may connect to the socket, if the permissions of its folder also let
+    them.
+    """
 
     group: str = ""
     uids: Annotated[tuple[int, ...], LISTED] = ()
 
 
 class Distributed(_Section):
-    """[distributed]: the peers of a node in secure sums, and its conditions for them.
+    """[distributed]: the other nodes with which a node takes part in secure sums, and its
+    conditions for these sums.
 
     Example:
         >>> Distributed(min_cohort=5, max_colluders=1, peers=("aa" * 32, "", "bb" * 32)).services.keys()
@@ -364,10 +373,10 @@ class Distributed(_Section):
     """
 
     min_cohort: int = Field(ge=2)  # least number of nodes among which a node's vector is hidden
-    # number of nodes of the cohort that may collude with the server; the noise of the others has to
-    # suffice
+    # number of nodes of the cohort that may collude with the server; the noise of the other nodes
+    # must suffice
     max_colluders: int = Field(ge=0)
-    # Ed25519 keys of all clients' services, by client number; "": none
+    # public Ed25519 keys of all clients' services, by client number; "" if there is no such client
     peers: Annotated[tuple[str, ...], Field(min_length=2), LISTED]
 
     @field_validator("peers")
@@ -434,7 +443,7 @@ class Policy(_Section):
 
         Raises:
             ConfigError: the file is missing or not TOML, or a key is unknown or has a wrong type or
-                value; the message gives key and reason.
+                value. The message names the key and the reason.
         """
         try:
             return cls.model_validate(read_toml(path))
@@ -446,16 +455,19 @@ class Policy(_Section):
 
     @classmethod
     def _keys_beside(cls, place: tuple[int | str, ...]) -> list[str]:
-        """Known keys of the section, or of the file, that holds the key at `place`."""
+        """Known keys of the section that holds the key at `place`, or of the file if the key is in
+        no section.
+        """
         field = cls.model_fields.get(str(place[0])) if len(place) == 2 else None
         kind = cls if field is None else (get_args(field.annotation) or (field.annotation,))[0]
         return list(kind.model_fields)
 
     def check_reload(self, values: Mapping[str, Any]) -> None:
-        """Refuse a policy that changes keys which a running service cannot change.
+        """Refuse to reload this policy if it changes a key that cannot be changed while the service
+        runs.
 
         Args:
-            values: the policy that the service enforces, as JSON.
+            values: values of the policy that the service enforces, as in JSON.
 
         Raises:
             ConfigError: one of these keys has changed; the message names it.
@@ -471,11 +483,11 @@ class Policy(_Section):
             )
 
     def admit(self, plan: ReleasePlan) -> None:
-        """Refuse a plan that this node does not execute, independently of its budget.
+        """Refuse a plan that this node would not execute whatever budget it has left.
 
         Raises:
-            Refusal: the trust model is not allowed, there is too little noise, or bounds are too
-                large or not enforced.
+            Refusal: the plan's trust model is not allowed, its noise is too small, its bounds are
+                too large, or the node cannot execute it soundly.
         """
         privacy = self.privacy
         if plan.facts.trust not in privacy.trust:
@@ -502,7 +514,7 @@ class Policy(_Section):
             raise Refusal("privacy", "a plan without a guarantee")
         self._admit_people(facts.overlap)
         names = [noisy.query.name for noisy in plan.queries]
-        # a single query is cheap, but every query is computed in every step
+        # each query may be requested only once, because every query is computed in every step
         if len(set(names)) < len(names):
             raise Refusal("plan", "a duplicate auxiliary query")
         if plan.bounded_by == "trainer":
@@ -542,9 +554,9 @@ class Policy(_Section):
             )
 
     def _admit_people(self, assumed: int) -> None:
-        """Refuse a run whose epsilon is stated for a person with rows at fewer nodes than this
-        node's people may have. Also refuse the run if this node does not know at how many nodes its
-        people have rows.
+        """Refuse a run whose epsilon is stated for people with rows at several nodes, if this
+        node's people may have rows at more nodes than the run assumes, or the policy does not state
+        this number.
         """
         overlap = self.privacy.overlap
         if assumed > 1 and overlap is None:
@@ -561,8 +573,8 @@ class Policy(_Section):
             )
 
     def _admit_steps(self, plan: ReleasePlan) -> None:
-        """Refuse example-level steps that this node does not make. The node itself adds the noise
-        to every step.
+        """Refuse a plan with example-level steps that this node does not execute. The node itself
+        must add the noise to every step.
         """
         if self.privacy.unit != "example":
             raise Refusal(
@@ -572,7 +584,7 @@ class Policy(_Section):
                 "whole update",
             )
         steps = plan.facts.steps
-        # if a plan has steps, its facts themselves refuse any trust other than local
+        # a plan's facts can have steps only under local trust
         if steps is None:
             raise Refusal("privacy", "example-level steps whose noise the server adds")
         if plan.family != "gaussian":

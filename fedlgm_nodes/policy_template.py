@@ -30,8 +30,9 @@ DEFAULTS: dict[str, Any] = {
 
 
 def policy_text(name: str, values: Mapping[str, Any]) -> str:
-    """A commented policy with the given values. The names of values are those of `DEFAULTS`, and
-    `name`, `labels` and other keys of [data].
+    """The text of a commented policy with the given values. Their names are those in `DEFAULTS`,
+    `name`, `labels` and other keys of [data], `mechanisms`, `models`, and the keys of
+    [distributed].
 
     Raises:
         ConfigError: a name is unknown.

@@ -1,4 +1,5 @@
-"""Frames between a node's processes, and how a frame's body travels in Flower's messages.
+"""Frames between a node's processes, and the records of Flower's messages that carry the body of a
+frame.
 
 A frame is `uint32 header length | uint64 body length | header | body`, little-endian. The header is
 a JSON object; the body is one array in the .npy format, version 1, or empty. Nothing in a frame is
@@ -28,13 +29,11 @@ _LARGEST_ANSWER = 1 << 33  # largest number of bytes in an answer's body
 _PREFIX = struct.Struct("<IQ")
 PREFIX_BYTES = _PREFIX.size
 
-# Flower messages between `fedlgm_nodes.server.link` and the process in front of the service; see
-# `fedlgm_nodes.service.relay`.
+# keys in Flower's messages between `fedlgm_nodes.server.link` and `fedlgm_nodes.service.relay`
 HEADER = "node.header"
 BODY = "node.body"
 MASK = "node.mask"
-# Largest number of a body's bytes in one record. A part of an array in Flower's messages holds as
-# many.
+# largest number of a body's bytes in one record, the same as in Flower's own parts of an array
 RECORD_BYTES = 5 << 20
 
 
@@ -43,7 +42,7 @@ class FrameError(RunError):
 
 
 class NoService(RunError):
-    """Nobody listens on a service's socket."""
+    """No service listens on the socket, or the service ended before it answered."""
 
 
 def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
@@ -52,8 +51,8 @@ def encode(header: Mapping[str, Any], body: bytes | memoryview = b"") -> bytes:
 
 
 def encode_header(header: Mapping[str, Any] | str, size: int) -> bytes:
-    """The bytes that come before a frame's body of `size` bytes. A header that is given as text is
-    not changed.
+    """The bytes of a frame that come before its body of `size` bytes. A header that is given as
+    text is not changed.
     """
     text = (header if isinstance(header, str) else json.dumps(header, allow_nan=False)).encode()
     return _PREFIX.pack(len(text), size) + text
@@ -71,7 +70,7 @@ def decode(frame: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
-    """Lengths of header and body that a frame's first `PREFIX_BYTES` bytes announce.
+    """The lengths of header and body that the first `PREFIX_BYTES` bytes of a frame announce.
 
     Raises:
         FrameError: a length exceeds its limit.
@@ -85,7 +84,7 @@ def lengths(prefix: bytes, largest_body: int) -> tuple[int, int]:
 
 
 def parse_header(text: bytes) -> dict[str, Any]:
-    """The JSON object of a header.
+    """Parse the JSON object of a header.
 
     Raises:
         FrameError: the bytes are not a JSON object, or hold NaN, Infinity or numbers beyond
@@ -125,8 +124,8 @@ def exchange(
         Header and body of the answer.
 
     Raises:
-        NoService: no service listens on the socket, or it has ended.
-        RunError: the socket is closed to this user, or the answer is late or not a frame.
+        NoService: no service listens on the socket, or the service ended before it answered.
+        RunError: this user may not connect to the socket, or the answer is late or not a frame.
     """
     deadline = time.monotonic() + timeout
     first = encode_header(header, len(body))
@@ -171,14 +170,15 @@ def _receive(link: socket.socket, count: int, deadline: float) -> memoryview:
 
 
 def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
-    """The one-dimensional array in `data`, read-only and without a copy.
+    """View the one-dimensional array in `data`, read-only and without a copy.
 
     Args:
-        data: the .npy format, version 1: one array and nothing after it.
+        data: bytes in the .npy format, version 1, with one array and nothing after it.
         kinds: accepted dtypes, for example ("<f4",).
 
     Raises:
-        FrameError: the data are anything else, in particular objects and pickles.
+        FrameError: the data are not such an array, for example because they hold Python objects or
+            a pickle.
     """
     try:
         values = view(data)
@@ -193,16 +193,17 @@ def vector(data: bytes | memoryview, kinds: tuple[str, ...]) -> np.ndarray:
 
 
 def mask_bytes(data: bytes | memoryview, key: int) -> memoryview:
-    """Bytes XORed with a repeated 32-bit key, so that equal contents differ; masking twice restores
-    them.
+    """XOR bytes with a repeated 32-bit key, so that equal bodies differ in Flower's messages.
+    Masking twice with the same key restores the bytes.
 
     Flower stores objects by their content. If a run ends after a node has received a message, some
     announced objects are never fetched, and every later message with the same content waits for
-    them forever. A resumed run would send such content, since it sends the same model again.
+    them forever. A resumed run sends the same model again, so without masking its messages would
+    wait.
 
     Raises:
-        FrameError: the length is not a multiple of four bytes. The length of an array of numbers in
-            the .npy format always is.
+        FrameError: the length is not a multiple of four bytes, or the key is not a number of 32
+            bits.
     """
     if len(data) % 4 or not 0 <= key < 2**32:
         raise FrameError(f"{len(data)} bytes cannot be masked with {key}")
@@ -210,14 +211,14 @@ def mask_bytes(data: bytes | memoryview, key: int) -> memoryview:
 
 
 def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, bytes]]:
-    """The configuration records of a Flower message that hold a body, masked with `key`: name ->
-    values.
+    """Name -> values of the configuration records that hold a body, masked with `key`, in a Flower
+    message.
 
     Flower transfers each record as one object, which costs several requests. An array would be
-    three objects.
+    transferred as three objects.
 
     Raises:
-        FrameError: as for `mask_bytes`.
+        FrameError: see `mask_bytes`.
 
     Example:
         >>> records = body_records(b"a model.", 7)
@@ -233,8 +234,8 @@ def body_records(body: bytes | memoryview, key: int) -> dict[str, dict[str, byte
 
 
 def body_of(records: Mapping[str, Mapping[str, Any]], key: int) -> memoryview:
-    """The body that the records of a message hold; its first part may be in the record of the
-    header.
+    """The unmasked body that a message's records hold. The first part of the body may be in the
+    record of the header.
 
     Raises:
         FrameError: the records hold something else, or the body has a length that `mask_bytes`

@@ -1,9 +1,10 @@
 """Messages between a server and a node's release service: questions, answers and signatures.
 
-A question passes through any number of untrusted processes, so a digest of all its parts names it.
-If the server signs this digest, only the server can spend the node's budget. The service signs its
-answer together with the digest, so nobody can forge or alter an answer, or use it for another
-question. `fedlgm_nodes.protocol.frames` has the bytes that carry them.
+A question passes through untrusted processes, so it is identified by a digest of all its fields. If
+a node answers only questions whose digest the server has signed, only the server can spend the
+node's budget. The service signs its answer together with the digest, so nobody can forge or alter
+an answer, or use it for another question. `fedlgm_nodes.protocol.frames` has the bytes that carry
+questions and answers.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from fedlgm.privacy.chain import digest as digest
 
 PROTOCOL = 5  # raised whenever the content of questions or answers changes
 SUPPORTED = (PROTOCOL,)
-"""Protocols in which a service answers and a server can ask, the newest first. Once `PROTOCOL` is
-raised, the previous number stays here. Nodes and server can then be upgraded in any order, if they
-are at most one protocol apart."""
-HELLO = {"protocol": min(SUPPORTED), "ask": "hello"}  # asks a service who it is
+"""Protocols in which a service answers and a server can ask, the newest first. When `PROTOCOL` is
+raised, the previous number must stay here. Nodes and server can then be upgraded in any order, as
+long as they are at most one protocol apart.
+"""
+HELLO = {"protocol": min(SUPPORTED), "ask": "hello"}  # asks a service for facts about its node
 TEST = "test-"  # prefix of the identity of a ledger with known noise keys
 _SIGNATURE_DIGITS = 128
 R = TypeVar("R")
 types_of: Callable[[type], dict[str, type]] = cache(get_type_hints)
-"""Field -> type of a record's class."""
+"""Function that returns the types of a record class by field."""
 
 # Refusals after which the same question may be asked again.
 TRANSIENT = frozenset({"busy", "slow", "unavailable"})
@@ -50,14 +52,14 @@ def _checked_name(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_checked_name)]
-"""Name of a node, which goes into logs, terminals and paths."""
+"""Name of a node, limited to characters that are safe in logs, terminals and paths."""
 
 
 def pause_after(silence: float, shortest: float, longest: float, share: float = 0.1) -> float:
-    """Seconds to wait before polling again, `silence` seconds after the last news.
+    """Seconds to wait before polling again, if `silence` seconds have passed since the last answer.
 
-    The wait is a share of `silence`, within limits. Polling costs both processes a few
-    milliseconds, and the share bounds the time that waiting adds to a round.
+    The wait is a share of `silence`, between `shortest` and `longest`. Each poll costs both
+    processes a few milliseconds, and the share bounds the time that waiting adds to a round.
 
     Example:
         >>> pause_after(5.0, 0.1, 3.0), pause_after(100.0, 0.1, 3.0)
@@ -77,8 +79,8 @@ def sha256(data: bytes | memoryview) -> str:
 
 
 def record_of(kind: type[R], raw: Any) -> R | None:
-    """A record from plain values; None if the values are not exactly the record's fields with their
-    types.
+    """Make a record from plain values; None if the values are not exactly the record's fields with
+    their types.
 
     Example:
         >>> values = {"ledger": "a", "seq": 1, "head": "b", "signature": "c"}
@@ -105,13 +107,14 @@ class Question:
         client: the node's client number.
         plan: JSON text of the `ReleasePlan`.
         model: SHA-256 of the frame's body, the global model.
-        work: names that are installed on the node, with options: {"mechanism", "group_by", "task",
-            "model", "training"}, for example {"mechanism": {"name": "dp-sgd", "style":
-            "per-layer"}, ...}.
+        work: the requested work under the keys "mechanism", "group_by", "task", "model" and
+            "training", as names that are installed on the node, with options, for example
+            {"mechanism": {"name": "dp-sgd", "style": "per-layer"}, ...}.
         nonce: 32 hexadecimal digits, which tie an answer to this question.
-        service: public key of the node's service; no other service answers this question.
-        expect: `Position.values` that the service signed earlier and must still recognise.
-        protocol: protocol in which the question is asked.
+        service: public key of the node's service. No other service answers this question.
+        expect: values of a ledger position that the service signed earlier, which its ledger must
+            still contain; None if there is none.
+        protocol: number of the protocol in which the question is asked.
     """
 
     run: str
@@ -127,7 +130,7 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """Name of the question, which covers its model."""
+        """Digest of all fields, which identifies the question together with its model."""
         who = (self.protocol, self.run, self.round, self.client, self.service, self.nonce)
         return digest(
             "fedlgm question",
@@ -139,7 +142,7 @@ class Question:
         )
 
     def header(self, signer: Ed25519PrivateKey | None = None) -> dict[str, Any]:
-        """The frame's header, signed if there is a `signer`."""
+        """The header of the question's frame, with a signature if a `signer` is given."""
         header: dict[str, Any] = {
             "protocol": self.protocol,
             "ask": "release",
@@ -175,7 +178,7 @@ class Position:
 
     @classmethod
     def make(cls, ledger: str, seq: int, head: str, signer: Ed25519PrivateKey) -> Position:
-        """A position with the service's signature."""
+        """Make a position with the service's signature."""
         return cls(ledger, seq, head, sign(signer, "position", ledger, seq, head))
 
     @property
@@ -184,7 +187,7 @@ class Position:
         return self.ledger.startswith(TEST)
 
     def valid(self, key: Ed25519PublicKey) -> bool:
-        """Whether the service that owns `key` has signed it."""
+        """Whether the service that owns `key` has signed the position."""
         return verify(key, self.signature, "position", self.ledger, self.seq, self.head)
 
     def values(self) -> dict[str, Any]:
@@ -195,23 +198,25 @@ class Position:
 def answer_fields(
     question: str, client: int, seq: int, body: str, position: Position
 ) -> tuple[str | int, ...]:
-    """The signed fields of an answer: digests of question and body, client, release number,
-    position.
+    """The fields of an answer that its signature covers, which are the digests of question and
+    body, the client, the number of the release and the ledger position.
     """
     return ("answer", question, client, seq, body, position.ledger, position.seq, position.head)
 
 
 def sign(key: Ed25519PrivateKey, *fields: str | int) -> str:
-    """Ed25519 signature of the fields' digest, as hexadecimal digits."""
+    """Sign the digest of the fields with an Ed25519 key, and return the signature as hexadecimal
+    digits.
+    """
     return key.sign(bytes.fromhex(digest(*fields))).hex()
 
 
 def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
-    """Whether the owner of `key` has signed the fields with `signature`, in the form that `sign`
-    writes.
+    """Whether `signature` is the signature of the fields by the owner of `key`, in the form that
+    `sign` returns.
 
-    If spaces between the digits were accepted, a sender could make the signature arbitrarily long,
-    and signatures may be passed on in headers.
+    Signatures with spaces between the digits are refused, because a sender could make them
+    arbitrarily long, and the server copies signatures into the headers of further messages.
     """
     try:
         key.verify(bytes.fromhex(signature), bytes.fromhex(digest(*fields)))
@@ -221,7 +226,7 @@ def verify(key: Ed25519PublicKey, signature: str, *fields: str | int) -> bool:
 
 
 def public_key(text: str) -> Ed25519PublicKey:
-    """Ed25519 public key of 64 hexadecimal digits.
+    """The Ed25519 public key that 64 hexadecimal digits encode.
 
     Raises:
         ValueError: the string is malformed.
@@ -230,5 +235,5 @@ def public_key(text: str) -> Ed25519PublicKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Public half of a key, as 64 hexadecimal digits."""
+    """The public half of an Ed25519 key, as 64 hexadecimal digits."""
     return key.public_key().public_bytes_raw().hex()

@@ -1,4 +1,6 @@
-"""The agreement of a round's members: terms, adverts, cohort, and signed sets."""
+"""The values on which the members of a secure sum agree: its terms, adverts, cohort and signed
+sets.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,23 @@ from fedlgm_nodes.secagg.keys import new_secret, public_of, shared_secret
 from fedlgm_nodes.secagg.neighbours import Neighbours, shape_of
 
 MOST_NODES = 1000
-"""Largest cohort: the adverts of all its members go into one message's header."""
+"""Size of the largest cohort, since the adverts of all members must fit into one message's header.
+"""
 MOST_WORDS = 1 << 30
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Public facts of one attempt at one round.
+    """The public terms of one attempt at one round.
 
     Attributes:
         run: label of the run.
         round: number, from 1.
-        plan: digest of the plan and the work of the requested release, whatever the model.
-        threshold: least number of nodes in a sum (t).
-        colluders: number of nodes that may collude with the server (m). The other t - m nodes add
-            all the noise that counts.
+        plan: digest of the plan and the work of the requested release, without the model.
+        threshold: smallest number of nodes whose vectors may be summed (t).
+        colluders: number of nodes that may collude with the server (m). The noise of t - m other
+            nodes must suffice.
         size: number of 32-bit words of a vector.
         attempt: 32 hexadecimal digits, unique to the attempt.
 
@@ -94,7 +97,7 @@ class Terms:
 
     def problem(self, nodes: int) -> str:
         """The reason why a cohort of this size must not be aggregated on these terms; empty if it
-        may be.
+        may be aggregated.
         """
         threshold, colluders = self.threshold, self.colluders
         least = least_threshold(nodes, colluders)
@@ -144,7 +147,7 @@ class Advert:
     def make(
         cls, terms: Terms, client: int, signer: Ed25519PrivateKey, sealing: bytes, masking: bytes
     ) -> Advert:
-        """The advert of two private keys."""
+        """Make and sign the advert of two private keys."""
         keys = public_of(sealing), public_of(masking)
         return cls(client, *keys, sign(signer, "secagg advert", terms.digest, client, *keys))
 
@@ -154,17 +157,17 @@ class Advert:
         return verify(public_key(service), self.signature, *fields_)
 
     def check_keys(self) -> None:
-        """Refuse keys with which no other node can agree on a secret.
+        """Refuse an advert with a key from which no shared secret can be derived.
 
         Raises:
-            RunError: no secret can be agreed on with one of the keys.
+            RunError: one of the keys is unusable.
         """
         for key in self.keys:
             shared_secret(new_secret(), key)
 
     @property
     def keys(self) -> tuple[str, str]:
-        """Both public keys."""
+        """The two public keys, for sealed shares and for masks."""
         return self.sealing, self.masking
 
     def values(self) -> dict[str, Any]:
@@ -173,19 +176,19 @@ class Advert:
 
 
 class Cohort:
-    """The members of one attempt. The adverts of all members are valid.
+    """The members of one attempt at a secure sum, which all have valid adverts.
 
     Attributes:
-        digest: name of the cohort. On a ring the digest covers the ring's shape. Nodes that compute
-            another shape, or know no ring, therefore share neither secrets nor masks with these
-            members.
+        digest: name of the cohort. On a ring the digest covers the ring's shape, so nodes that
+            compute another shape, or have an earlier version without rings, share neither secrets
+            nor masks with these members.
         complete: whether any two members are neighbours.
 
     Args:
         terms: terms of the attempt.
         adverts: the members' adverts, in any order.
         services: client -> public key of its enrolled service.
-        check: whether to check the adverts' signatures; False for members that were checked before.
+        check: whether to check the adverts' signatures; False for adverts that were checked before.
 
     Raises:
         RunError: a member is unknown or repeated, its service has not signed an advert for these
@@ -228,7 +231,7 @@ class Cohort:
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """The neighbours of each member, with whom it shares secrets and masks."""
+        """The neighbours with which each member shares secrets and masks."""
         return Neighbours(self.digest, self.adverts, self._shape)
 
     def __len__(self) -> int:
@@ -239,11 +242,11 @@ class _Statement(ABC):
     """A statement that a member of a cohort signs."""
 
     def sign(self, signer: Ed25519PrivateKey) -> str:
-        """Signature of a member's service."""
+        """Sign the statement with the key of a member's service."""
         return sign(signer, *self._fields)
 
     def valid(self, signature: str, service: str) -> bool:
-        """Whether the service with this public key has signed it."""
+        """Whether the service with this public key has signed the statement."""
         return verify(public_key(service), signature, *self._fields)
 
     @property
@@ -258,7 +261,7 @@ class Sent(_Statement):
 
     Attributes:
         cohort: digest of the cohort.
-        sharing: clients whose shares were handed out, in ascending order (U1).
+        sharing: clients that shared their secrets, in ascending order (U1).
     """
 
     cohort: str
@@ -271,12 +274,12 @@ class Sent(_Statement):
 
 @dataclass(frozen=True)
 class Survivors(_Statement):
-    """Clients that shared secrets and those that then sent a vector; a node accepts only one such
-    set per cohort.
+    """The clients that shared secrets, and among them the survivors, which then sent a vector. A
+    node accepts only one such pair of sets for each cohort.
 
     Attributes:
         cohort: digest of the cohort.
-        sharing: clients whose shares were handed out, in ascending order (U1).
+        sharing: clients that shared their secrets, in ascending order (U1).
         answered: clients whose vectors are summed (U2).
     """
 
@@ -286,7 +289,9 @@ class Survivors(_Statement):
 
     @property
     def dropped(self) -> list[int]:
-        """Clients that sent no vector, but whose masks are in the vectors of other clients."""
+        """Clients that shared secrets but sent no vector, so that their masks are in the vectors of
+        others.
+        """
         return sorted(set(self.sharing) - set(self.answered))
 
     @cached_property  # it is read once for each signature of a cohort
@@ -295,7 +300,8 @@ class Survivors(_Statement):
 
 
 def clients_of(raw: Any) -> tuple[int, ...]:
-    """Client numbers in ascending order, each once.
+    """Check that a value is a list of client numbers in ascending order without duplicates, and
+    return it.
 
     Raises:
         RunError: the value is not such a list.
@@ -312,7 +318,7 @@ def clients_of(raw: Any) -> tuple[int, ...]:
 
 
 def key_pairs() -> tuple[bytes, bytes]:
-    """The two private X25519 keys of an advert: for sealed shares and for masks."""
+    """Fresh private X25519 keys for an advert, one for sealed shares and one for masks."""
     return new_secret(), new_secret()
 
 

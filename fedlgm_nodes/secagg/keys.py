@@ -1,4 +1,6 @@
-"""Keys between two nodes, sealed shares and mask streams, all by primitives of `cryptography`."""
+"""Keys between two nodes, sealed shares and masks, all with primitives of the package
+`cryptography`.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +23,31 @@ KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 SEALED_DIGITS = 4 * -(-(_NONCE_BYTES + 2 * SHARE_BYTES + _TAG_BYTES) // 3)
-"""Length of two sealed shares in base 64."""
+"""Number of characters, in base 64, of two shares that are sealed together."""
 _CHUNK = 1 << 18  # words of a mask that are made at once, few enough to stay in the cache
 
 
 def new_secret() -> bytes:
-    """32 bytes from the operating system: a private X25519 key, or a seed."""
+    """32 random bytes from the operating system, for a private X25519 key or a seed."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def public_of(private: bytes) -> str:
-    """Public half of an X25519 key, as 64 hexadecimal digits."""
+    """The public half of a private X25519 key, as 64 hexadecimal digits."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw().hex()
 
 
 def derive_key(secret: bytes, *info: str | int) -> bytes:
-    """Key of 32 bytes for one purpose, by HKDF-SHA256."""
+    """Derive a key of 32 bytes for one purpose, by HKDF-SHA256."""
     purpose = "\0".join(map(str, ("fedlgm secagg", *info))).encode()
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
 def shared_secret(private: bytes, public: str) -> bytes:
-    """Shared secret of two X25519 keys.
+    """The shared secret of a private and a public X25519 key.
 
     Raises:
-        RunError: `public` is not a key, or is one that gives no secret.
+        RunError: `public` is not a key, or no secret can be derived from it.
     """
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(
@@ -62,8 +64,8 @@ def _share_key(private: bytes, public: str, cohort: str, sender: int, receiver: 
 def seal(
     private: bytes, public: str, cohort: str, sender: int, receiver: int, text: bytes
 ) -> bytes:
-    """`text`, encrypted by AES-256-GCM so that only the receiver can read it. Cohort, sender and
-    receiver are part of the key, and are authenticated.
+    """Encrypt `text` by AES-256-GCM so that only the receiver can read it. The key depends on
+    cohort, sender and receiver, which are also authenticated.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     key = _share_key(private, public, cohort, sender, receiver)
@@ -73,10 +75,11 @@ def seal(
 def unseal(
     private: bytes, public: str, cohort: str, sender: int, receiver: int, sealed: bytes
 ) -> bytes:
-    """The text given to `seal`.
+    """Decrypt and return the text that was given to `seal`.
 
     Raises:
-        RunError: the text was sealed by another node, for another node or cohort, or altered.
+        RunError: another node sealed the text, it was sealed for another node or cohort, or it was
+            altered.
     """
     key = _share_key(private, public, cohort, sender, receiver)
     try:
@@ -91,15 +94,15 @@ def _associated_data(cohort: str, sender: int, receiver: int) -> bytes:
 
 
 def self_mask_key(seed: bytes, cohort: str) -> bytes:
-    """Key of the mask that a node derives from its own seed."""
+    """The key of a node's self mask, which is derived from its seed."""
     return derive_key(seed, "self", cohort)
 
 
 def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int) -> bytes:
-    """Key of the mask that two nodes share. Both nodes derive the same key.
+    """The key of the mask that two nodes have in common, which each derives from its private key.
 
-    The key includes their numbers, so a colluder who advertises a copy of another node's key shares
-    no mask with that node.
+    The key depends on the numbers of both nodes, so a colluder who advertises a copy of another
+    node's key does not get that node's masks.
     """
     return derive_key(
         shared_secret(private, public), "mask", cohort, min(one, other), max(one, other)
@@ -107,8 +110,8 @@ def pair_mask_key(private: bytes, public: str, cohort: str, one: int, other: int
 
 
 def apply_mask(words: np.ndarray, key: bytes, *, subtract: bool = False) -> None:
-    """Add a mask to uint32 words mod 2^32, or subtract it, in place; it is the AES-256-CTR stream
-    of a single-use key.
+    """Add a mask to uint32 words mod 2^32, or subtract it, in place. The mask is the AES-256-CTR
+    stream of a key that is used for nothing else.
 
     Example:
         >>> words = np.arange(3, dtype="<u4")

@@ -1,10 +1,10 @@
-"""Neighbours: the members of a cohort with whom a node shares its secrets and its masks.
+"""A node's neighbours, which are the members of a cohort with which it shares secrets and masks.
 
-In a cohort of up to 200 nodes, any two nodes are neighbours. In larger cohorts the members are
-arranged on a circle, in an order that follows from the cohort's digest. A node's neighbours are the
-nearest members on either side. Every member computes the neighbours itself, so no message contains
-them. The page `docs/proofs/secure-sums.md` proves that a malicious server with colluders learns
-nothing but one sum of at least t - m honest nodes' vectors.
+In a cohort of up to 200 nodes, any two nodes are neighbours. In most larger cohorts the members are
+arranged on a ring, in an order that follows from the cohort's digest, and a node's neighbours are
+the nearest members on either side. Every member computes the neighbours itself, so no message
+contains them. The page `docs/proofs/secure-sums.md` proves that a malicious server with colluders
+learns nothing but one sum of at least t - m honest nodes' vectors.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from fedlgm.planning.distributed_trust import least_threshold
 from fedlgm_nodes.protocol.messages import sha256
 
 COMPLETE = 200
-"""Largest cohort in which any two nodes are neighbours whatever the threshold."""
+"""Size of the largest cohort in which any two nodes are neighbours, whatever the threshold."""
 _UNSAFE = 128
-"""Bits of the probability that colluders lie too close together on the ring of one cohort. 40 bits
-remain after 2^88 cohorts that a server may try."""
+"""The probability that colluders lie too close together on the ring of one cohort is at most 2 to
+the power of minus this number. If a server tries 2^88 cohorts, it is still at most 2^-40.
+"""
 _VOID = 20
-"""Bits of the probability that too few neighbours of some node answer, if n - t nodes drop out at
-random."""
+"""The probability that too few neighbours of some node answer, if n - t nodes drop out at random,
+is at most about 2 to the power of minus this number.
+"""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How the members of a cohort depend on each other.
+    """The shape of the graph of neighbours, with the numbers of shares and signers that it needs.
 
     Attributes:
         reach: neighbours on either side of a node.
         needed: number of shares that open a secret (u). A node's neighbours and the node itself
-            hold one share each.
-        signers: least number of signers of a set of survivors among any `reach` consecutive
-            members. One of them is honest, and shares a mask with the next.
+            hold one share each of its secrets.
+        signers: least number of members that must sign a set of survivors among any `reach`
+            consecutive members, so that at least one of them is honest.
         crowd: largest number of colluders among a node's neighbours.
     """
 
@@ -50,8 +52,8 @@ class Shape:
 
     @classmethod
     def ring(cls, nodes: int, colluders: int, reach: int) -> Shape:
-        """The safe shape with `reach` neighbours on either side that needs the fewest shares and
-        signers.
+        """The ring with `reach` neighbours on either side, and the smallest safe numbers of shares
+        and signers.
         """
         crowd = _most(nodes - 1, colluders, 2 * reach, _UNSAFE, 2 * nodes)
         return cls(
@@ -67,8 +69,8 @@ class Shape:
         return 2 * self.reach + 1 >= nodes
 
     def survives(self, nodes: int, drops: int) -> bool:
-        """Whether every node still has enough neighbours and signers that answer, after that many
-        drop-outs at random.
+        """Whether enough neighbours and signers are left around every node after this number of
+        random drop-outs, except with a small probability.
         """
         near = 2 * self.reach - _most(nodes - 1, drops, 2 * self.reach, _VOID, 2 * nodes)
         return (
@@ -79,12 +81,12 @@ class Shape:
 
 @lru_cache(maxsize=64)
 def shape_of(nodes: int, threshold: int, colluders: int) -> Shape:
-    """The ring with the fewest neighbours. If the complete graph has at most twice as many
-    neighbours, the result is the complete graph.
+    """The suitable ring with the fewest neighbours, or the complete graph if it has at most about
+    twice as many neighbours or no ring is suitable.
 
-    The ring stays safe if up to a tenth of the members collude, even if the noise allows for fewer
-    colluders. The complete graph likewise hides single vectors from more colluders than the noise
-    allows for.
+    The ring hides single vectors from up to a tenth of the members, even if the noise suffices only
+    against fewer colluders. The complete graph, too, hides single vectors from more colluders than
+    the noise allows for.
 
     Example:
         >>> shape_of(200, 180, 20)
@@ -110,7 +112,7 @@ class Neighbours:
 
     Args:
         cohort: digest of the cohort.
-        clients: its members.
+        clients: members of the cohort.
         shape: shape of the graph.
     """
 
@@ -122,8 +124,8 @@ class Neighbours:
         self._place = {client: place for place, client in enumerate(self._circle)}
 
     def holders(self, client: int) -> set[int]:
-        """The members that hold a share of each of the client's secrets: its neighbours and
-        itself.
+        """The members that hold shares of the client's secrets, which are the client's neighbours
+        and the client itself.
         """
         place, reach = self._place[client], self.shape.reach
         return {
@@ -134,11 +136,11 @@ class Neighbours:
     def problem(
         self, clients: Collection[int], peers: Mapping[int, str] = MappingProxyType({})
     ) -> str:
-        """The part of the circle in which these clients are too few, in words; empty if they
-        suffice.
+        """A description of a part of the circle in which there are too few of these clients; empty
+        if there are enough everywhere.
 
         Args:
-            clients: members that reached a step.
+            clients: members that have completed a step.
             peers: member -> the secret of this member that the clients must be able to open, in
                 words.
         """
@@ -157,8 +159,8 @@ class Neighbours:
         return ""
 
     def _counts(self, clients: Collection[int], width: int) -> list[int]:
-        """For each position on the circle, the number of `clients` among the `width` members that
-        begin there.
+        """For each position on the circle, the number of `clients` among the `width` members from
+        this position on.
         """
         size, there = len(self._circle), set(clients)
         width = min(width, size)
@@ -168,8 +170,8 @@ class Neighbours:
 
 
 def _most(population: int, marked: int, drawn: int, bits: int, places: int) -> int:
-    """Smallest number that the count of marked members in a draw exceeds with probability at most
-    2^-bits / places.
+    """Smallest number that the count of marked members among `drawn` random members exceeds with
+    probability at most 2^-bits / places.
     """
     tail, total = 0, math.comb(population, drawn)
     for count in range(min(marked, drawn), -1, -1):

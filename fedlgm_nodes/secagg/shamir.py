@@ -1,4 +1,4 @@
-"""Shamir's secret sharing (1979) over the prime field of 2^521 - 1."""
+"""Shamir's secret sharing (1979) over the field of integers modulo the prime 2^521 - 1."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SECRET_BYTES = 32
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Shares of a secret of 32 bytes: any `threshold` of them determine it, while fewer reveal
-    nothing about it.
+    """Split a secret of 32 bytes into shares. Any `threshold` shares determine the secret, and
+    fewer shares reveal nothing about it.
 
     Args:
         secret: 32 bytes.
         threshold: number of shares needed.
-        points: distinct numbers from 0; each names one share.
+        points: distinct whole numbers of at least 0, one for each share.
 
     Returns:
         point -> share, 66 bytes.
@@ -45,11 +45,11 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
 
 class Weights:
-    """Weights with which the shares at `points` add up to their secret; one set serves all secrets
-    split over them.
+    """Weights with which the shares at `points` add up to their secret. The same weights open all
+    secrets that are split over these points.
 
     Args:
-        points: points of exactly as many shares as are needed.
+        points: points of as many shares as are needed, and no more.
     """
 
     def __init__(self, points: Iterable[int]) -> None:
@@ -69,10 +69,10 @@ class Weights:
         return self._weights.keys()
 
     def combine(self, shares: Mapping[int, bytes]) -> bytes:
-        """The secret of 32 bytes.
+        """The secret of 32 bytes to which the shares at `points` add up.
 
         Raises:
-            RunError: the shares do not belong to one such secret.
+            RunError: the result has more than 32 bytes, so the shares do not belong to one secret.
         """
         total = (
             sum(weight * int.from_bytes(shares[point]) for point, weight in self._weights.items())
@@ -84,7 +84,7 @@ class Weights:
 
 
 def _inverses(numbers: list[int]) -> list[int]:
-    """Inverses modulo the prime, by one inversion."""
+    """Inverses of numbers modulo the prime, computed with a single inversion."""
     ahead = [1, *accumulate(numbers, lambda product, other: product * other % PRIME)]
     rest, inverses = pow(ahead[-1], -1, PRIME), list[int]()
     for number, before in zip(reversed(numbers), reversed(ahead[:-1]), strict=True):

@@ -1,6 +1,7 @@
-"""Anchors of a run's releases, which its nodes sign as witnesses.
+"""Anchors of a run's releases, which are the nodes' signatures, as witnesses, of the head of the
+chain of releases.
 
-All connected nodes are asked, whether or not they take part in the round, so an anchor does not
+All connected nodes are asked, whether or not they take part in the round, so the anchors do not
 show who took part.
 """
 
@@ -22,7 +23,7 @@ _SECONDS = 15.0
 
 
 class Anchors:
-    """Collects the anchors of one run, every few rounds and after the last one.
+    """Collects the anchors of one run, every few rounds and after the last round.
 
     Args:
         link: link to the nodes.
@@ -35,10 +36,11 @@ class Anchors:
         self._rounds = folder.recipe().federation.rounds
 
     def collect(self, round: int) -> int:
-        """Ask for anchors if this round needs them, and keep the valid ones; returns their number.
+        """Ask for anchors if they are due after this round, store the valid ones in the run's
+        folder, and return their number.
 
         Args:
-            round: a round whose release is kept.
+            round: a round whose release is in the run's folder.
         """
         if round % ANCHOR_EVERY and round != self._rounds:
             return 0

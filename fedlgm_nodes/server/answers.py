@@ -1,5 +1,5 @@
-"""Checks of answers: their signature, their question, the bounds of the plan, and the position of
-the node's ledger.
+"""Checks of an answer's signature, its question, the bounds of the plan, and the position of the
+node's ledger.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _UNSIGNED = Problem(
 
 
 class AnswerCheck:
-    """Checks answers against the enrolment and each node's last ledger position.
+    """Checks answers against the enrolment, the plan and each node's last ledger position.
 
     Args:
         enrolment: mapping of nodes to clients.
         layers: the mechanism's view of the model's layers.
-        positions: JSON file with each node's ledger position. It is kept over runs, so that nodes
-            that were restored are detected.
-        test: whether to accept only answers of nodes made for tests, whose noise is known. If
-            false, answers of such nodes are refused.
+        positions: JSON file with each node's ledger position. All runs use the same file, so that
+            nodes with restored ledgers are detected. None if positions are kept only in this
+            object.
+        test: whether to accept only the answers of nodes made for tests, whose noise is known. If
+            false, only the answers of other nodes are accepted.
 
     Raises:
         RunError: the file of positions is damaged.
@@ -55,14 +56,14 @@ class AnswerCheck:
         return self._positions.get(client)
 
     def plan(self, question: Question) -> ReleasePlan:
-        """The plan of a question."""
+        """The parsed plan of a question."""
         return ReleasePlan.from_json(self._layers, question.plan)
 
     def step_problem(
         self, step: str, question: Question, header: dict[str, Any], body: bytes
     ) -> Problem | None:
-        """The problem of an answer to a step of a secure sum, if the answer holds no numbers; None
-        if it counts.
+        """The problem of an answer to a step of a secure sum whose answers hold no numbers; None if
+        the answer counts.
         """
         signature = str(header.pop("signature", ""))
         signed = protocol.verify(
@@ -77,8 +78,8 @@ class AnswerCheck:
         return None
 
     def problem(self, question: Question, header: dict[str, Any], body: bytes) -> Problem | None:
-        """The problem of an answer; None if it counts. If the position of its ledger has no
-        problem, the position is stored.
+        """The problem of an answer with numbers; None if the answer counts. The ledger position is
+        stored if it has no problem.
 
         Args:
             question: the question.

@@ -1,4 +1,4 @@
-"""Checks before a run's first round that the nodes' budgets suffice for it."""
+"""The check, before a run's first round, that the nodes' budgets suffice for the run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedlgm_nodes.server.round import group_by_reason, join_names
 
 @dataclass(frozen=True)
 class Need:
-    """A run's demand on each node.
+    """The releases that a run may request from each node.
 
     Attributes:
         run: label of the run.
         work: the requested work.
         plan: JSON text of a round's plan.
-        releases: largest number of releases for which the run may ask one node.
+        releases: largest number of releases that the run may request from one node.
     """
 
     run: str
@@ -33,7 +33,9 @@ class Need:
     releases: int
 
     def header(self, client: int, nonce: str) -> dict[str, Any]:
-        """The question to a client's node; nothing is charged for it."""
+        """Header of the question how many of the releases a client's node can make; the question
+        costs nothing.
+        """
         return {
             "protocol": protocol.PROTOCOL,
             "ask": "afford",
@@ -49,15 +51,15 @@ class Need:
 def affordable_releases(
     link: NodeLink, enrolment: Enrolment, need: Need, seconds: float
 ) -> dict[int, tuple[int, str]]:
-    """The number of the needed releases that each connected node can make, with the reason for the
-    limit.
+    """Ask each connected node how many of the releases it can make. Returns client -> (number,
+    reason); the reason is empty unless the node refuses the run.
 
-    Nodes are omitted if they are not connected, do not answer in time or run an earlier version.
+    Nodes are omitted if they are not connected, or do not give a valid answer in time.
 
     Args:
         link: link to the nodes.
         enrolment: mapping of nodes to clients.
-        need: the run's demand.
+        need: the requested releases.
         seconds: time to wait for answers.
     """
     nonces = {node.client: secrets.token_hex(16) for node in enrolment.node}
@@ -76,7 +78,7 @@ def require(
 
     Args:
         enrolment: names of the nodes.
-        need: the run's demand.
+        need: the requested releases.
         found: result of `affordable_releases`.
         needed: number of nodes that every round needs.
 
@@ -121,7 +123,7 @@ def require(
 
 
 def _answer(header: dict[str, Any], service_key: str, nonce: str) -> tuple[int, str] | None:
-    """(releases, why) of a node's answer; None if it is invalid."""
+    """(releases, reason of a refusal) of a node's answer; None if the answer is invalid."""
     if header.get("ok") is not True:
         codes = ("privacy", "plan", "work", "budget-spent", "run", "approval")
         refused = header.get("code") in codes

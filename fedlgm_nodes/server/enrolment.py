@@ -1,4 +1,4 @@
-"""The mapping of a deployment's nodes to clients, as the server's operator has recorded it."""
+"""The mapping of a deployment's nodes to clients, which the server's operator records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEX = r"^[0-9a-f]{64}$"
 
 
 class EnrolledNode(BaseModel):
-    """One [[node]] of an enrolment file."""
+    """One [[node]] entry of an enrolment file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     client: int = Field(ge=0)
@@ -28,14 +28,13 @@ class EnrolledNode(BaseModel):
 
 
 class Enrolment(BaseModel):
-    """The mapping of registered nodes to clients, as stated by the server's operator, never by the
-    node.
+    """The mapping of registered nodes to clients. The server's operator decides it, never a node.
 
     Attributes:
         node: one entry per client, each with the digest of its SuperNode's public key (see
             `key_digest`) and the public key of its release service. A removed node leaves a gap in
-            the numbers of clients, because the policies of the other nodes state these nodes'
-            numbers.
+            the numbers of clients, because every other node's policy states the number of that
+            node.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

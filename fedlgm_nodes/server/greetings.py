@@ -1,11 +1,12 @@
 """Greetings for nodes that are connected but silent.
 
 A SuperNode sends waiting replies only after it has received a message. If a run ended while the
-node was receiving, the node sends that run's reply only after the next message. The reply to that
-message then waits for a further message, so the node stays one reply behind until it is restarted.
-A greeting makes such a node send its answer, and a node that is behind gets a greeting with every
-question. A node that answers a greeting before its next question is not behind but busy. The next
-wait before a greeting to it is twice as long.
+node was receiving, the node sends that run's reply only after the next message. The reply to the
+next message then waits for a further message, so the node stays one reply behind until it is
+restarted. A greeting is a message that makes such a node send its reply. Once a node is known to be
+behind, it gets a greeting a second after every question. A node that answers a greeting during the
+same question is busy, not behind. Its next greeting then comes after twice the time that its last
+answer took, but never before the usual wait.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Greetings:
     """Decides which nodes to greet, and learns from their answers.
 
     Args:
-        shortest: seconds of silence after which an unknown node is greeted.
+        shortest: seconds of silence after which a node is greeted if it is not known to be behind
+            or busy.
     """
 
     def __init__(self, shortest: float) -> None:
@@ -39,7 +41,7 @@ class Greetings:
 
     @property
     def sent(self) -> Iterable[str]:
-        """Messages without an answer so far."""
+        """Ids of the greetings without an answer so far."""
         return self._sent
 
     def due(self, client: int, silent: float) -> bool:
@@ -55,15 +57,15 @@ class Greetings:
 
     @staticmethod
     def content() -> RecordDict:
-        """A greeting with unique content."""
+        """The content of a greeting, which is unique."""
         return content_of({**protocol.HELLO, "nonce": secrets.token_hex(16)})
 
     def was_sent(self, message_id: str, client: int, question: str) -> None:
-        """Record a greeting and the unanswered question of its node."""
+        """Record that a greeting was sent while a client's question was unanswered."""
         self._sent[message_id] = client, question
 
     def record_answer(self, message_id: str, asked: Mapping[int, str]) -> None:
-        """Learn from the answer to a greeting.
+        """Learn from the answer to a greeting whether its node is behind or busy.
 
         Args:
             message_id: id of the greeting.
@@ -75,5 +77,5 @@ class Greetings:
         (self._at_work if behind else self._behind).discard(client)
 
     def took(self, client: int, seconds: float) -> None:
-        """Record the time of a client's answer."""
+        """Record how many seconds a client's answer took."""
         self._took[client] = seconds

@@ -1,4 +1,4 @@
-"""Questions to all connected nodes, which cost the nodes nothing, and the answers."""
+"""Questions to all connected nodes for which nothing is charged, and the nodes' answers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SILENT_S = 3.0
 def inquire(
     link: NodeLink, header: Callable[[int], dict[str, Any]], seconds: float
 ) -> dict[int, dict[str, Any]]:
-    """Header of each connected node's answer, by client; nodes that do not answer in time are
-    omitted. The answers are not yet checked.
+    """Ask all connected nodes, and return the header of each answer by client. Nodes that do not
+    answer in time are omitted. The caller must check the answers.
 
-    A node that speaks only the previous protocol is asked again, in the previous protocol.
+    A node that supports only the previous protocol is asked again in that protocol.
 
     Args:
         link: link to the nodes.
@@ -44,7 +44,8 @@ def _ask(
     answers: dict[int, dict[str, Any]] = {}
     started, greeted = time.monotonic(), False
     while sent and (silent := time.monotonic() - started) < seconds:
-        # A SuperNode that is behind sends its reply after the next message.
+        # A SuperNode that is one reply behind (see `greetings`) sends its reply after the next
+        # message.
         if silent > _SILENT_S and not greeted:
             link.greet(list(sent.values()), Greetings.content)
             greeted = True

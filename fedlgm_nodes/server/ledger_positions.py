@@ -1,5 +1,5 @@
-"""Each node's ledger position at its last answer, which reveals ledgers that were replaced or
-rolled back.
+"""The ledger position of each node at its last answer, by which replaced and rolled back ledgers
+are detected.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from fedlgm_nodes.protocol.messages import Position, record_of
 
 
 class LedgerPositions:
-    """The last position of every client's ledger that its enrolled service has signed.
+    """For every client, the last position of its ledger that its enrolled service has signed.
 
     Positions that another service has signed under the client's number, such as the service of a
     replaced node, do not count. Several runs may share the file.
 
     Args:
-        file: JSON file that keeps them over runs; None keeps them only in this object.
+        file: JSON file that keeps the positions for later runs; None if they are kept only in this
+            object.
         keys: client -> public key of its enrolled service.
 
     Raises:
@@ -38,10 +39,11 @@ class LedgerPositions:
         self._read()
 
     def get(self, client: int) -> Position | None:
-        """The client's last position, of this run or another; None if it has never answered.
+        """The client's last position, from this run or another; None if the client has never
+        answered.
 
-        Answers are compared with the position known when their question was made: two runs may
-        receive one node's answers in a different order.
+        `problem` compares an answer's position with the position that this call returned when the
+        question was made, because two runs may receive one node's answers in a different order.
         """
         position = self._own(client, self._read())
         if position is not None:
@@ -49,7 +51,9 @@ class LedgerPositions:
         return self._known.get(client)
 
     def problem(self, client: int, position: Position) -> str:
-        """The reason why this cannot be a later state of the same ledger; empty if it can."""
+        """The reason why this position cannot be the same or a later state of the client's known
+        ledger; empty if it can.
+        """
         previous = self._known.get(client)
         if previous is None:
             return ""
@@ -65,7 +69,7 @@ class LedgerPositions:
         return ""
 
     def put(self, client: int, position: Position) -> None:
-        """Store a position on disk."""
+        """Store a client's position, on disk if there is a file."""
         self._known[client] = position
         if self._file is None:
             return
@@ -81,7 +85,9 @@ class LedgerPositions:
                 write_durably(self._file, text.encode(), PUBLIC)
 
     def _own(self, client: int, stored: Mapping[int, Position]) -> Position | None:
-        """A client's stored position, if its enrolled service has signed it."""
+        """A client's position in `stored`; None if there is none that its enrolled service has
+        signed.
+        """
         position = stored.get(client)
         return (
             position
@@ -90,7 +96,7 @@ class LedgerPositions:
         )
 
     def _read(self) -> Mapping[int, Position]:
-        """Current content of the file."""
+        """Read the positions of the file, if it has changed since it was last read."""
         if self._file is None or not self._file.is_file():
             return self._stored
         status = self._file.stat()

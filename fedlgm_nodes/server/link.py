@@ -1,4 +1,4 @@
-"""Messages to the enrolled nodes, over the Grid that Flower gives a ServerApp."""
+"""Messages between the server and enrolled nodes, over the Grid that Flower gives a ServerApp."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from strategies.messages import message_to
 
 
 class NodeLink:
-    """The connected nodes as clients. A client is the node whose registered key the enrolment
-    names.
+    """The link to the connected nodes, which it knows as clients. A client is the node whose
+    registered key the enrolment names.
 
     Args:
         runtime: Flower's Grid.
@@ -39,11 +39,11 @@ class NodeLink:
         self.online: dict[int, int] = {}  # client -> node id, when last looked
 
     def nodes(self) -> list[Any]:
-        """All registered nodes that are connected."""
+        """All registered nodes that are connected, enrolled or not."""
         return list(self._runtime.get_nodes())  # type: ignore[attr-defined]
 
     def look(self) -> None:
-        """Update which nodes are `online`, and report unknown nodes once."""
+        """Update `online`, and report each connected node that is not enrolled once."""
         self.online = {}
         for node in self.nodes():
             try:
@@ -58,12 +58,12 @@ class NodeLink:
                 self._say(f"a node that is not enrolled is connected; it is not asked: {name}")
 
     def protocol(self, client: int) -> int:
-        """The protocol in which to ask a client's node."""
+        """Number of the protocol in which to ask a client's node."""
         return self._protocols.get(client, protocol.PROTOCOL)
 
     def learn(self, client: int, header: Mapping[str, Any]) -> bool:
-        """Take a node's protocol from its refusal of another protocol. Returns whether to ask it
-        again.
+        """Learn a node's protocol from its refusal of another protocol, and return whether to ask
+        the node again.
         """
         spoken, before = header.get("protocol"), self.protocol(client)
         if header.get("code") == "protocol" and spoken in protocol.SUPPORTED:
@@ -71,7 +71,7 @@ class NodeLink:
         return self.protocol(client) != before
 
     def ask(self, asked: Sequence[Asked]) -> list[dict[str, int]]:
-        """Send questions to the clients that are online.
+        """Send questions to clients, which must be online.
 
         Returns: For each client, its message's id -> mask of the answer; empty if the message was
         not accepted.
@@ -90,20 +90,20 @@ class NodeLink:
             content = content_of(part.header, key)
             content.update(models[id(part.model)])
             messages.append(self._message(part.client, content, part.message.metadata.group_id))
-        # Messages are sent one by one. A node sees its message at once. If messages were sent
-        # together, it would keep asking for parts that have not arrived yet.
+        # Messages are sent one by one. If they were sent together, a node would see its message at
+        # once and keep asking for parts that have not arrived yet.
         sent = [next(iter(self._runtime.push_messages([message])), "") for message in messages]
         return [{id_: key} if id_ else {} for id_ in sent]
 
     def greet(self, clients: Sequence[int], content: Callable[[], RecordDict]) -> list[str]:
-        """Send greetings to clients that are online, and return the messages' ids. The id of a
-        message that was not accepted is empty.
+        """Send a message without a model to each of these clients, which must be online, and return
+        the messages' ids. The id of a message that was not accepted is empty.
         """
         messages = [self._message(client, content(), "hello") for client in clients]
         return list(self._runtime.push_messages(messages)) if messages else []
 
     def replies(self, ids: Sequence[str]) -> Iterable[Message]:
-        """Replies that have arrived for these messages."""
+        """Replies to these messages that have arrived."""
         return self._runtime.pull_messages(ids) if ids else ()
 
     def _message(self, client: int, content: RecordDict, group: str) -> Message:
@@ -111,12 +111,12 @@ class NodeLink:
 
 
 def content_of(header: Mapping[str, Any], mask: int = 0) -> RecordDict:
-    """A message that has only a header."""
+    """The content of a message that has only a header."""
     return RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(header), MASK: mask})})
 
 
 def header_of(reply: Message) -> dict[str, Any] | None:
-    """The header of an answer; None if it is not one of a release service."""
+    """The header of an answer; None if no release service can have made the answer."""
     try:
         return frames.parse_header(str(reply.content.config_records[wire.CONFIG][HEADER]).encode())
     except (KeyError, RunError):

@@ -1,16 +1,15 @@
-"""Real nodes behind a Flower Grid: sends questions and accepts valid answers.
+"""The Grid of a deployment, which sends questions to real nodes and accepts valid answers.
 
 `NodeGrid` wraps the Grid that Flower gives a ServerApp. A strategy sees a federation in which every
-client has a node that always answers. Behind it nodes connect and disconnect, and every answer is
-checked against the enrolment.
+client has a node that is always connected. In fact nodes connect and disconnect, and every answer
+is checked against the enrolment.
 
-* A client is the node whose registered Flower key the enrolment names, independently of the node's
-  statements.
-* An answer counts once, if the node's release service has signed it as the answer to this very
-  question.
-* A client without an answer is reported to the strategy as failed, with the reason: it counts as
-  zero, and the public denominator is unchanged. Below the quorum a round waits and asks again: the
-  same question costs a node nothing, whereas a void round would waste budget.
+* A client is the node whose registered Flower key the enrolment names, whatever the node claims.
+* An answer counts only once, and only if the node's release service has signed it as the answer to
+  this very question.
+* A client without an answer is reported to the strategy as failed, with the reason. It counts as
+  zero, and the public denominator is unchanged. Below the quorum a round waits and asks the same
+  question again, which costs a node nothing, whereas a void round would waste budget.
 """
 
 from __future__ import annotations
@@ -56,24 +55,24 @@ FIRST_NODE = 2  # client c stands behind node id c + 2 of this grid
 
 
 class EnrolledNodes(OneNodePerClient):
-    """The nodes of a `NodeGrid` as a strategy sees them: one node per client, and each node repeats
-    its answers.
+    """The nodes of a `NodeGrid` as a strategy sees them. There is one node per client, and a node
+    that is asked again repeats its answer.
     """
 
-    repeats = True  # a node repeats its kept answer when it is asked again
+    repeats = True  # a node that is asked again repeats its stored answer
 
 
 class NodeGrid(NumberingGrid):
-    """Grid over the enrolled nodes of a deployment (see the module's note).
+    """Grid over the enrolled nodes of a deployment (see the docstring of this module).
 
     Args:
         runtime: the Grid that Flower gave the ServerApp.
         enrolment: mapping of nodes to clients.
         questions: the run's questions.
-        answers: check of answers.
+        answers: checker of the nodes' answers.
         patience: quorum and waiting times.
         say: called with each line of progress.
-        on_round: receives the report of every round.
+        on_round: called with the report of every round.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class NodeGrid(NumberingGrid):
         self.polling = Polling(self._link, enrolment, self._patience, say)
 
     def set_run(self, run: Any) -> None:
-        """Pass the run on to Flower's Grid."""
+        """Set the run of Flower's Grid."""
         self._runtime.set_run(run)
 
     @property
@@ -109,11 +108,11 @@ class NodeGrid(NumberingGrid):
         return self._runtime.run
 
     def get_node_ids(self) -> list[int]:
-        """One node per enrolled client, connected or not."""
+        """The ids of one node per enrolled client, whether or not it is connected."""
         return [client + FIRST_NODE for client in self._enrolment.clients]
 
     def get_nodes(self) -> list[Any]:
-        """The registered nodes that are connected."""
+        """All registered nodes that are connected, enrolled or not."""
         return self._link.nodes()
 
     def require(self, need: Need, seconds: float = 60.0) -> None:
@@ -129,7 +128,7 @@ class NodeGrid(NumberingGrid):
             self._say(line)
 
     def anchors(self, folder: RunFolder) -> Anchors:
-        """Collector of the nodes' anchors of a run."""
+        """The collector of the nodes' anchors for the run with this folder."""
         return Anchors(self._link, self._enrolment, folder)
 
     @property
@@ -138,14 +137,15 @@ class NodeGrid(NumberingGrid):
         return {node.client: node.service_key for node in self._enrolment.node}
 
     def question(self, client: int, round: int, plan: str, model: str, nonce: str = "") -> Question:
-        """A question to a client's node, unique unless a nonce is given.
+        """A question to a client's node. It is unique unless a nonce is given.
 
         Args:
             client: number of the client.
             round: number, from 1.
             plan: JSON text of the round's plan.
             model: SHA-256 of the global model.
-            nonce: nonce of an attempt at a secure sum, which its nodes share.
+            nonce: nonce of an attempt at a secure sum, the same for all of its nodes; drawn if not
+                given.
         """
         run, position = self.questions, self.answers.position(client)
         return Question(
@@ -157,8 +157,8 @@ class NodeGrid(NumberingGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Replies in the order of the messages, one per message. If a client does not answer, its
-        reply is an error.
+        """Ask the messages' nodes, and return one reply per message, in the order of the messages.
+        The reply of a client that does not answer is an error.
 
         Raises:
             RunError: the quorum was not reached; the run can be resumed.
@@ -203,7 +203,7 @@ class NodeGrid(NumberingGrid):
         late: int,
         started: float,
     ) -> None:
-        """Report a round: the clients that count, and why other clients do not count."""
+        """Report which clients' answers count in a round, and why others count as zero."""
         names = {client: self._enrolment[client].name for client in (*answered, *lost)}
         told = {names[client]: why for client, why in lost.items()}
         for those, why in group_by_reason(told.items()):
@@ -221,8 +221,8 @@ class NodeGrid(NumberingGrid):
             )
 
     def _part_of(self, message: Message, models: dict[int, str]) -> Asked:
-        """Convert a strategy's message to its node's question. During a round, `models` caches the
-        models' hashes by the identity of the object.
+        """Make the question to a node from the strategy's message. During a round, `models` caches
+        the hashes of models by the identity of their objects.
         """
         if message.metadata.message_type != MessageType.TRAIN:
             raise RunError(

@@ -1,23 +1,23 @@
-"""The open attempt at a round's secure sum on the server's disk, so that a killed server continues
-it free of charge.
+"""The open attempt at a round's secure sum, kept on the server's disk so that a server that was
+killed can continue it without charging the nodes again.
 
 A node repeats its answers to the steps of one attempt, and is charged again for another attempt. A
-resumed server therefore asks the questions of the open attempt again. The content of these
-questions is in the file before the step that depends on it:
+resumed server therefore asks the questions of the open attempt again. It needs the following values
+for these questions, and writes them to the file in two stages:
 
-* before any node is charged: the attempt's key, round, plan, model and clients, and the cohort's
-  adverts and shares. A server that is killed earlier begins another attempt, which costs nothing;
+* before any node is charged: the attempt's nonce, round, plan, model and clients, and the cohort's
+  adverts and shares. A server that is killed earlier begins another attempt, which costs nothing
+  more;
 * before any node is asked to agree or to unmask: the set of survivors, and the sum of their masked
   vectors.
 
 One attempt thus has one set of public keys and one set of survivors, whenever the server is killed.
-Nodes do not rely on this: they refuse a second set.
+Nodes do not rely on this, because they refuse a second set.
 
-The file reveals nothing new. The server has seen everything in it, and so have the processes that
-relay its messages. Public keys and signatures are public, shares are sealed for nodes, and masks
-hide the sum. The shares with which nodes unmask are never written. The file names the participants
-of a round, as the run's private files do, so only the operator may read it. It is deleted once the
-round's row and checkpoint are on disk.
+The file holds nothing that the server and the processes that relay its messages have not seen. Its
+keys and signatures are public, its shares are sealed for nodes, and masks hide its sum. The shares
+with which nodes unmask are never written. The file names the participants of a round, so only the
+operator may read it. It is deleted once the round's row and checkpoint are on disk.
 """
 
 from __future__ import annotations
@@ -36,26 +36,29 @@ _KEY_BYTES = 16
 
 
 class LostAttempt(RunError):
-    """An attempt of an earlier process cannot be continued; nothing has been charged since."""
+    """An attempt of an earlier process cannot be continued. The current process has charged nothing
+    for it.
+    """
 
 
 class OpenAttempt(BaseModel):
     """An attempt whose nodes may have been charged.
 
     Attributes:
-        key: identity of the run's releases, hexadecimal digits. With the same identity, the run's
-            ledger and cohorts are repeated.
+        key: identity of the run's releases, hexadecimal digits. With the same identity, a continued
+            run makes the same ledger entries and draws the same cohorts.
         round: number, from 1.
         plan: JSON text of its plan.
         model: SHA-256 of the global model.
-        nonce: the attempt's own key, which is the same in all of its questions.
+        nonce: the nonce of all questions of the attempt.
         clients: clients that are asked, ascending.
         lost: client -> why it takes no further part.
-        adverts: client -> plain values of its advert, for the members of the cohort.
+        adverts: client -> its advert as plain values, for the members of the cohort.
         shared: client -> (receiver -> sealed shares, commitment), for all clients that shared their
             secrets.
-        sent: survivor -> its signature that it has sent its vector; empty until the set is fixed.
-        total: sum of the survivors' masked vectors, 32-bit words.
+        sent: survivor -> its signature of the statement that it has sent its vector; empty until
+            the set of survivors is fixed.
+        total: bytes of the sum of the survivors' masked vectors, in 32-bit words.
     """
 
     model_config = ConfigDict(
@@ -83,7 +86,8 @@ class AttemptFile:
     Attributes:
         key: identity of the releases of this process, see `OpenAttempt`. If an attempt is
             continued, this is the identity of that attempt.
-        found: attempt of an earlier process, until it is continued or given up.
+        found: attempt of an earlier process; None once it is continued or given up, and if there is
+            none.
 
     Raises:
         RunError: the file is damaged.
@@ -105,16 +109,16 @@ class AttemptFile:
         )
 
     def write(self, attempt: OpenAttempt) -> None:
-        """Replace the attempt; it is on disk when this returns."""
+        """Write the attempt in place of the previous one, and return once it is on disk."""
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         write_durably(self._path, attempt.model_dump_json().encode())
 
     def close(self) -> None:
-        """Delete the attempt, whose round is recorded."""
+        """Delete the file of the attempt, once its round is recorded."""
         self._path.unlink(missing_ok=True)
         self.found = None
 
     def give_up(self) -> None:
-        """Delete the attempt. Later releases have another identity."""
+        """Delete the file of the attempt, and draw another identity for later releases."""
         self.close()
         self.key = secrets.token_bytes(_KEY_BYTES)

@@ -25,12 +25,12 @@ _LOOK_S = 2.0
 
 
 class Polling:
-    """Rounds of questions, with state for later rounds: nodes that are down, late, or no longer
-    asked.
+    """Asks the questions of each round, and remembers for later rounds which nodes are down, late
+    or no longer asked.
 
     Args:
         link: link to the nodes.
-        enrolment: their names.
+        enrolment: names of the nodes.
         patience: quorum and waiting times.
         say: called with each line of progress.
     """
@@ -46,14 +46,14 @@ class Polling:
         self._late: dict[str, int] = {}  # message id -> client
 
     def wait(self, asked: list[Asked], started: float, needed: int, key: str) -> int:
-        """Ask until every client has answered or is lost, and return the number of late answers to
-        earlier rounds.
+        """Ask until every client has answered or is lost, or the waiting times of the patience have
+        passed. Returns the number of answers that arrived too late, or twice.
 
         Args:
-            asked: the clients' parts.
+            asked: the questions to the clients.
             started: time at which the round, or its step, began.
             needed: number of answers below which the round waits.
-            key: the recipe's key for this number.
+            key: the key that sets this number, for the error.
 
         Raises:
             RunError: too few nodes have answered.
@@ -91,16 +91,16 @@ class Polling:
         return late
 
     def exclude(self, client: int, why: str) -> None:
-        """Ask this client no more in this run."""
+        """Stop asking this client in this run."""
         self._excluded[client] = why
 
     def _leave(self, asked: list[Asked], needed: int, started: float, now: float) -> None:
-        """Continue without clients that have used up their waiting time, as far as the quorum
+        """Give up clients that have not answered within their waiting time, as far as the quorum
         allows.
         """
         patience = self._patience
         for part in asked:
-            # a node with an answer still to come is not down
+            # a node that may still answer an earlier message is not down
             down = part.open and part.down_since is not None and not part.keys
             if down and now - (part.down_since or 0.0) > patience.offline_seconds:
                 possible = sum(not other.lost for other in asked)
@@ -175,7 +175,9 @@ class Polling:
                 self._greetings.was_sent(id_, part.client, part.digest)
 
     def _pull(self, asked: list[Asked], now: float) -> int:
-        """Process the replies that have arrived; returns the number of late answers."""
+        """Process the replies that have arrived, and return how many of them came too late or
+        twice.
+        """
         owner = {id_: part for part in asked if part.open for id_ in part.keys}
         late = 0
         for reply in self._link.replies([*owner, *self._late, *self._greetings.sent]):
@@ -202,7 +204,7 @@ class Polling:
         return late
 
     def _take(self, part: Asked, reply: Message, key: int, now: float) -> None:
-        """Check one client's reply."""
+        """Accept a client's reply, or record why it does not count."""
         if reply.has_error():
             part.next_try = now + _LOOK_S
             self._is_down(part, f"does not answer: {printable(str(reply.error.reason), 200)}", now)
@@ -239,8 +241,8 @@ class Polling:
             self.exclude(part.client, part.lost)
 
     def _is_down(self, part: Asked, why: str, now: float, *, told: bool = True) -> None:
-        """Wait for a client that is down, but not if it was already down in an earlier round. The
-        first time is reported at once.
+        """Record that a client is down. Its waiting time starts when it was first down, even in an
+        earlier round. The first failure since its last answer is reported.
         """
         part.why_down = why
         if told and part.client not in self._named:

@@ -1,4 +1,4 @@
-"""The questions to the nodes of a deployment in one run."""
+"""The questions to a deployment's nodes, and the process that signs them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _AGAIN_S = 0.5
 
 @dataclass(frozen=True)
 class NodeQuestions:
-    """The questions of one run to every node in every round.
+    """What all questions of one run have in common.
 
     Attributes:
         run: label of the run.
-        work: the requested work, by names that are installed on the nodes (see `Question`).
-        sign: signs a question with the server's key; nodes whose policy names this key answer no
-            question without a signature.
+        work: the requested work, as names that are installed on the nodes (see `Question`).
+        sign: function that signs a question with the server's key. Nodes whose policy names this
+            key answer only questions with a signature.
     """
 
     run: str
@@ -34,7 +34,7 @@ class NodeQuestions:
     sign: Callable[[Question], str] | None = None
 
     def header(self, question: Question) -> dict[str, Any]:
-        """The header to send, signed if there is a signer.
+        """The header of a question, with a signature if there is a signer.
 
         Raises:
             RunError: the signer refuses.
@@ -44,8 +44,8 @@ class NodeQuestions:
 
 
 def signed_at(socket: Path, question: Question) -> str:
-    """The signature of a question, from the process that holds the server's key. If that process
-    has ended, its supervisor or operator has a minute to start it again.
+    """The signature of a question by the process that holds the server's key. If the process has
+    ended, this waits up to a minute until it has been started again.
 
     Args:
         socket: socket of that process.
@@ -58,14 +58,14 @@ def signed_at(socket: Path, question: Question) -> str:
 
 
 def unused_at(socket: Path, stem: str) -> list[str]:
-    """Registered runs for which no question has been signed, the newest last.
+    """Names of the registered runs for which no question has been signed, the newest last.
 
     Args:
         socket: socket of the process that holds the server's key.
         stem: beginning of the runs' names, which all runs of a recipe share.
 
     Raises:
-        RunError: the process does not answer.
+        RunError: the process does not answer, or refuses.
     """
     return [str(run) for run in _ask_signer(socket, "unused", {"stem": stem})["runs"]]
 

@@ -1,4 +1,4 @@
-"""A round over real nodes, with its waiting times, the state of each client's part, and its
+"""The waiting times of a round over real nodes, the state of its question to each client, and its
 report.
 """
 
@@ -22,17 +22,18 @@ class Patience:
     """A round's waiting times, in seconds, and its quorum.
 
     Attributes:
-        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one is
-            needed.
-        round_seconds: time after which a round with its quorum continues without nodes that are
-            still busy.
+        quorum: share of the asked clients whose answers a round needs, in [0, 1]; at least one
+            answer is needed.
+        round_seconds: time after which a round that has reached its quorum continues without the
+            nodes that have not answered.
         offline_seconds: time to wait for a node that is not connected or whose service is down.
-        give_up_seconds: time after which a round below its quorum ends the run with an error; the
+        give_up_seconds: time after which a round below its quorum ends the run with an error. The
             run can be resumed.
-        poll_seconds: time between polls for answers; up to five times as long in a long round.
-        greet_seconds: time after which a connected, silent node is sent a greeting (see
+        poll_seconds: time between polls for answers, which grows to five times this value in a long
+            round.
+        greet_seconds: time of silence after which a connected node is sent a greeting (see
             `fedlgm_nodes.server.greetings`).
-        tell_seconds: time between lines that name the missing nodes.
+        tell_seconds: time between progress messages that name the missing nodes.
     """
 
     quorum: float = 1.0
@@ -44,7 +45,7 @@ class Patience:
     tell_seconds: float = 10.0
 
     def answers_needed(self, nodes: int) -> int:
-        """Number of these nodes that must answer."""
+        """Number of answers that a round with this many nodes needs."""
         return max(1, math.ceil(self.quorum * nodes - 1e-9))
 
 
@@ -52,9 +53,9 @@ class Problem(NamedTuple):
     """The reason why an answer does not count.
 
     Attributes:
-        why: the reason in words.
-        lasting: whether the node's later answers in this run do not count either, because of its
-            ledger.
+        why: the reason, in words.
+        lasting: whether the node's ledger is at fault, so that its later answers in this run do not
+            count either.
     """
 
     why: str
@@ -63,24 +64,25 @@ class Problem(NamedTuple):
 
 @dataclass
 class Asked:
-    """One client's part of a round.
+    """The state of a round's question to one client.
 
     Attributes:
         message: the strategy's message.
-        question: the question to its node.
+        question: the question to the client's node.
         header: the question's signed header.
         model: the question's body.
-        check: function of header and body that returns the problem of an answer; None if it counts.
-        step: step of a secure sum, if it is one.
-        keys: message id -> mask, for messages that may still be answered.
+        check: function of an answer's header and body that returns the answer's problem; None if
+            the answer counts.
+        step: the step of a secure sum that the question asks for; empty if there is none.
+        keys: message id -> mask of the body, for messages that may still be answered.
         answer: header of the accepted answer.
         body: numbers of the accepted answer.
         lost: reason why there will be no answer.
-        refused: whether its node has refused the question, and would refuse it again.
-        accused: client of the node that, by this node's statement, caused this node's refusal.
+        refused: whether the node has refused the question and would refuse it again.
+        accused: client of the node that, according to this node, caused its refusal.
         down_since: time since which the node has been unable to answer.
         why_down: reason why the node is unable to answer.
-        next_try, asked_at: times of the next message and of the last message.
+        next_try, asked_at: earliest time of the next message, and time of the last message.
         greeted: whether the node was greeted since the last message.
     """
 
@@ -109,7 +111,7 @@ class Asked:
 
     @cached_property
     def digest(self) -> str:
-        """Name of the question."""
+        """Digest of the question, followed by the step of a secure sum if there is one."""
         return self.question.digest + self.step
 
     @property
@@ -125,15 +127,15 @@ class Asked:
 
 @dataclass
 class RoundReport:
-    """Report of a round's questions.
+    """Report of a round over real nodes.
 
     Attributes:
         round: number, from 1.
         answered: names of the nodes whose answers count.
-        lost: name -> reason why its answer does not count.
-        late: answers to earlier rounds that arrived in this one; they were charged and do not
-            count.
-        seconds: time of the last answer that counts.
+        lost: names of the nodes without an answer that counts -> the reason.
+        late: number of answers that arrived in this round and do not count, because they answer an
+            earlier round or repeat an answer.
+        seconds: duration of the round.
     """
 
     round: int
@@ -144,7 +146,7 @@ class RoundReport:
 
 
 def group_by_reason(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[str], Reason]]:
-    """Names grouped by their reason. The groups have the order of their first names.
+    """Group names by reason, in the order of each group's first name.
 
     Args:
         reasons: (name, reason) pairs.
@@ -160,7 +162,7 @@ def group_by_reason(reasons: Iterable[tuple[str, Reason]]) -> list[tuple[list[st
 
 
 def join_names(names: list[str]) -> str:
-    """Names as a part of a sentence.
+    """Join names by commas and a final "and", for use in a sentence.
 
     Example:
         >>> join_names(["n0", "n1", "n2"])

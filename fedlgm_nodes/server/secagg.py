@@ -1,9 +1,10 @@
-"""The server's part in secure aggregation, which relays, adds up, and removes the masks of a sum.
+"""The server's side of secure aggregation, which relays the nodes' messages, adds up their masked
+vectors, and removes the masks from the sum.
 
-A step takes the nodes' answers and returns the next step's questions. An unusable answer counts as
-missing, and `lost` gives the reason. The round is void if fewer nodes than the threshold answer. On
-a ring of neighbours it is also void if too few nodes answer in some part of the ring. No node
-relies on this code.
+A step takes the nodes' answers and returns what the next step's questions need. An unusable answer
+counts as missing, and `lost` gives the reason. The round is void if fewer nodes than the threshold
+answer. On a ring of neighbours the round is also void if too few nodes answer in some part of the
+ring. No node relies on this code for its privacy.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from fedlgm_nodes.secagg.shamir import SHARE_BYTES, Weights
 
 
 class VoidRound(RunError):
-    """Too few nodes answered, so there is no sum. The nodes remain charged, and another attempt
-    costs them again.
+    """Too few nodes answered, so there is no sum. Nodes that were charged remain charged, and
+    another attempt costs them again.
     """
 
 
 class SecureSum:
-    """One attempt at one round. Its steps are called in the order of their definitions.
+    """The server's side of one attempt at one round. Its steps are called in the order in which
+    they are defined.
 
     Args:
         terms: terms of the attempt.
@@ -42,7 +44,8 @@ class SecureSum:
 
     Attributes:
         lost: client -> reason why it no longer takes part.
-        crowd: largest number of colluders that can accuse one node of wrong shares.
+        crowd: largest number of colluders among one node's neighbours, and so of false accusations
+            against it.
     """
 
     def __init__(self, terms: Terms, services: Mapping[int, str]) -> None:
@@ -53,10 +56,11 @@ class SecureSum:
         self._total = np.zeros(terms.size, np.uint32)
 
     def advertised(self, answers: Mapping[int, Any]) -> list[dict[str, Any]]:
-        """Adverts of the cohort, for all of its members.
+        """Form the cohort of all nodes with valid adverts, and return its adverts, which all
+        members receive.
 
         Raises:
-            VoidRound: the terms require more members.
+            VoidRound: the cohort's size does not suit the terms.
         """
         adverts, owners = dict[int, Advert](), dict[str, int]()
         for client, raw in answers.items():
@@ -86,14 +90,14 @@ class SecureSum:
     def shared(
         self, answers: Mapping[int, tuple[Mapping[int, str], str]]
     ) -> dict[int, dict[int, str]]:
-        """Client -> sealed shares for it from every neighbour that shared. If asked again, the last
-        answers count.
+        """For each client, the sealed shares that its neighbours have made for it. If this step is
+        repeated, the last answers count.
 
         Args:
             answers: client -> (receiver -> sealed shares, commitment).
 
         Raises:
-            VoidRound: too few shared.
+            VoidRound: too few nodes shared their secrets.
         """
         members, holders, self._commitments = (
             self._cohort.adverts,
@@ -115,8 +119,8 @@ class SecureSum:
         return {to: {by: answers[by][0][to] for by in others} for to, others in near.items()}
 
     def sharing_field(self) -> dict[str, list[int]]:
-        """The "mask" question's list of members that shared, for nodes that do not get shares of
-        all of them.
+        """The field of the "mask" question that lists all members that shared secrets; empty if any
+        two members are neighbours, since a node then gets shares from all of them.
         """
         return {} if self._cohort.complete else {"sharing": list(self._sharing)}
 
@@ -126,7 +130,7 @@ class SecureSum:
         Args:
             client: the node.
             words: uint32 [size].
-            sent: the node's signature that it has sent the words.
+            sent: the node's signature of the statement that it has sent the words.
         """
         if client not in self._sharing or client in self._sent:
             self.lost.setdefault(client, "it sent a vector for which it was not asked")
@@ -142,20 +146,20 @@ class SecureSum:
 
     @property
     def summed(self) -> tuple[dict[int, str], bytes]:
-        """The arguments of `resume`: the signatures of all clients whose vectors are in the sum,
-        and the masked sum.
+        """The arguments of `resume`, which are the signatures of all clients whose vectors are in
+        the sum, and the masked sum.
         """
         return dict(self._sent), self._total.astype("<u4").tobytes()
 
     def resume(self, sent: Mapping[int, str], total: bytes) -> None:
-        """Take the vectors of an earlier process, which has called `answered`.
+        """Continue with the masked sum of an earlier process, which had called `answered`.
 
         Args:
             sent: first value of that process's `summed`.
             total: second value.
 
         Raises:
-            RunError: the sum has another size.
+            RunError: the sum does not have the size of the terms.
         """
         if len(total) != 4 * self.terms.size:
             raise RunError(
@@ -164,10 +168,10 @@ class SecureSum:
         self._sent, self._total = dict(sent), np.frombuffer(total, "<u4").astype(np.uint32)
 
     def answered(self) -> list[int]:
-        """The set of survivors, after which no vector counts.
+        """Fix and return the set of survivors. No vector may be added afterwards.
 
         Raises:
-            VoidRound: too few sent vectors.
+            VoidRound: too few nodes sent vectors.
         """
         survivors = tuple(sorted(self._sent))
         self._require(survivors, "sent a vector", survivors)
@@ -175,16 +179,17 @@ class SecureSum:
         return list(survivors)
 
     def sent(self) -> dict[int, str]:
-        """Signatures which state that all nodes have sent a vector. With these signatures the nodes
-        unmask at once. Empty if a node dropped out.
+        """Signatures by client which state that all nodes have sent a vector. With these signatures
+        the nodes unmask at once. Empty if a node dropped out.
         """
         return {} if self.survivors.dropped else dict(self._sent)
 
     def signed(self, answers: Mapping[int, str]) -> dict[int, str]:
-        """The survivors' signatures of their set, to be sent to the nodes that signed.
+        """The survivors' valid signatures of their set, by client, to be sent to the nodes that
+        signed.
 
         Raises:
-            VoidRound: too few signed.
+            VoidRound: too few survivors signed.
         """
         valid = {}
         for client, signature in answers.items():
@@ -198,13 +203,13 @@ class SecureSum:
         return valid
 
     def total(self, answers: Mapping[int, Mapping[int, str]]) -> np.ndarray:
-        """Sum mod 2^32 of the survivors' vectors, uint32 [size].
+        """Remove all masks and return the sum mod 2^32 of the survivors' vectors, uint32 [size].
 
         Args:
-            answers: client -> (peer -> share), from those that unmask.
+            answers: client -> (peer -> share), from the nodes that unmask.
 
         Raises:
-            VoidRound: too few unmask, or shares do not belong together.
+            VoidRound: too few nodes unmask, or the shares of a secret do not belong together.
         """
         shares = {
             client: values
@@ -224,12 +229,13 @@ class SecureSum:
         return self._total
 
     def _secrets(self, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, bytes]:
-        """Client -> its secret.
+        """Each client's secret: the seed of a survivor, the masking key of a client that dropped
+        out.
 
         Raises:
             VoidRound: a secret cannot be opened.
         """
-        # without a ring all secrets have the same weights
+        # without a ring the same nodes, and so the same weights, open all secrets
         weights = lru_cache(maxsize=None)(Weights)
         return {peer: self._secret(peer, shares, weights) for peer in self._sharing}
 
@@ -239,12 +245,12 @@ class SecureSum:
         shares: Mapping[int, Mapping[int, bytes]],
         weights: Callable[[tuple[int, ...]], Weights],
     ) -> bytes:
-        """A client's secret, from shares that belong together. If some shares are wrong, the shares
-        of other nodes are tried.
+        """Open a client's secret from shares that belong together. If some shares are wrong, the
+        shares of other nodes are tried.
 
         Raises:
-            VoidRound: in none of the tried sets do the shares belong together. For each node that
-                is not needed, at least one tried set leaves this node out.
+            VoidRound: the shares belong together in none of the tried sets. If there are more nodes
+                than needed, every node is left out of at least one set.
         """
         graph, needed = self._cohort.neighbours, self._cohort.neighbours.shape.needed
         # Nodes that have given wrong shares before come last.
@@ -268,8 +274,8 @@ class SecureSum:
     def _combine(
         self, peer: int, shares: Mapping[int, Mapping[int, bytes]], weights: Weights
     ) -> tuple[bytes, str]:
-        """A client's secret, from some nodes' shares, and the reason why the result is not the
-        secret. The reason is empty if it is the secret.
+        """Combine some nodes' shares, and return the client's secret and the reason why the result
+        is not the secret. The reason is empty if it is.
         """
         survived = peer in self.survivors.answered
         expected = self._commitments[peer] if survived else self._cohort.adverts[peer].masking
@@ -297,8 +303,8 @@ class SecureSum:
     def _require(
         self, clients: Collection[int], what: str, answered: Collection[int] | None = None
     ) -> None:
-        """Refuse to continue with too few nodes. If `answered` is given, enough nodes must hold
-        shares of the seeds of these nodes and of the masking keys of the other nodes.
+        """Refuse to continue with too few nodes. If the survivors `answered` are given, enough
+        nodes must hold shares of each survivor's seed and of each other node's masking key.
         """
         if len(clients) < self.terms.threshold:
             void = (
@@ -314,5 +320,7 @@ class SecureSum:
 
 
 def reasons(lost: Mapping[int, str]) -> str:
-    """The first clients that do not count and why, as the end of a sentence."""
+    """The first five clients that are lost, each with the reason, as text that completes a
+    sentence.
+    """
     return "".join(f"; client {client}: {why}" for client, why in sorted(lost.items())[:5])

@@ -1,16 +1,18 @@
-"""Rounds over real nodes in which the server sees only a sum: each round is one secure sum.
+"""Rounds over real nodes in which the server sees only a sum, since each round is one secure sum.
 
-A round takes four messages to each node. A round that the previous round has prepared takes two:
-the nodes exchange keys and shares for the next round in the messages in which they mask and unmask.
-If a node drops out, the remaining nodes agree in a further message. Prepared keys and shares serve
-only the same nodes and the same plan; after the loss of a node, or for another plan, the next round
-starts from its first step. It also starts from its first step if a node has lost its part in the
-meantime. The server detects this by asking for the shares once more.
+A round takes four messages to each node. A round that the previous round has prepared takes two,
+because the nodes exchange keys and shares for the next round in the messages in which they mask and
+unmask. If a node drops out, the remaining nodes agree on the set of survivors in a further message.
+Prepared keys and shares serve only the same nodes and the same plan. After the loss of a node, or
+for another plan, the next round starts from its first step. It also does so if a node has lost its
+keys in the meantime, which the server detects by asking for the shares once more.
 
-A server that was killed continues the round that it had begun to charge (see `open_attempt`).
+A server that was killed and started again continues the round that it had begun to charge (see
+`open_attempt`).
 
-To a strategy the nodes are one worker that returns the sum of a block, like a simulation's worker.
-The integers are the same, so a round without drops gives the same model bit by bit.
+To a strategy the nodes are one worker that returns the sum of a block of clients, like a
+simulation's worker. Both sum the same integers, so a round in which no node drops out gives the
+same model bit for bit.
 """
 
 from __future__ import annotations
@@ -43,53 +45,56 @@ from fedlgm_nodes.server.secagg import SecureSum, VoidRound, reasons
 from strategies.nodes import Addresses, OneNodePerClient
 
 _RESTART_S = 2.0
-"""If more time passes between the last node's shares and the next round, services may have
-restarted and lost their keys.
+"""Number of seconds between the last shares and the next round after which a service may have
+restarted and lost its keys.
 """
 _NODE_BYTES = 480
-"""Size of one node's part (its signature and its advert) in the header of an "unmask" question that
-also asks for shares.
+"""Number of bytes that one node (its signature and its advert) adds to the header of an "unmask"
+question that also asks for shares.
 """
 _OTHER_BYTES = 2048
-"""Size of the rest of the further question. A signed ledger position is the largest part of this
-rest."""
+"""Number of bytes of the other fields of the further question, the largest of which is a signed
+ledger position.
+"""
 
 
 @dataclass
 class EnrolledSum(OneNodePerClient):
     """The nodes of a `SecureGrid` as a strategy sees them: one worker for all clients of a round.
 
-    A repeated round is another attempt. Its nodes therefore make another release, with other noise.
+    A repeated round is a new attempt, for which the nodes make new releases with new noise.
     """
 
     single = False
     repeats = False  # a repeated round has other noise
 
     def charge(self, grid: Grid, charge: Callable[[], None]) -> None:
-        """Charge a round when its nodes are asked for their vectors, see `SecureGrid.charge`."""
+        """Set the function that charges the next round to the run's ledger (see
+        `SecureGrid.charge`).
+        """
         assert isinstance(grid, SecureGrid)
         grid.charge = charge
 
     def addresses(self, blocks: Iterable[np.ndarray]) -> Addresses:
-        """One message for all clients."""
+        """Address one message to all clients together; no message if there are no clients."""
         clients = [int(client) for block in blocks for client in block]
         return [(FIRST_NODE, clients)] if clients else []
 
 
 class SecureGrid(NodeGrid):
-    """Grid over the enrolled nodes of a deployment under trust "distributed"; the arguments are
+    """Grid over the enrolled nodes of a deployment under trust "distributed". The arguments are
     those of `NodeGrid`.
 
-    A node that is lost in a step takes no further part in the round. Below the threshold a step
-    waits as long as the patience permits. Then the run ends if nothing has been charged yet, and
-    the round is void otherwise. A round for fewer nodes than the threshold is void, and no node is
-    asked.
+    A node that is lost in a step takes no further part in the round. If fewer nodes than the
+    threshold have answered a step, the step waits as long as the patience permits. After that, the
+    run ends if no node has been charged, and otherwise the round is void. A round for fewer nodes
+    than the threshold is void without a question to any node.
 
     Attributes:
-        charge: charges the next round to the run's ledger. It is called before the nodes are asked
-            for their vectors: earlier steps release nothing, and a run that ends in one of them
-                repeats the round when it is resumed.
-        file: file of the open attempt; None keeps no attempt.
+        charge: function that charges the next round to the run's ledger. It is called before the
+            nodes are asked for their vectors. Earlier steps release nothing, and a run that ends in
+            one of them repeats the round when it is resumed.
+        file: file of the open attempt; None if open attempts are not written to disk.
     """
 
     charge: Callable[[], None] = staticmethod(lambda: None)
@@ -136,12 +141,12 @@ class SecureGrid(NodeGrid):
     def _continue_attempt(
         self, record: OpenAttempt, message: Message, round: int, plan: str, clients: list[int]
     ) -> _Attempt:
-        """The attempt that an earlier process has left open.
+        """Resume and return the attempt that an earlier process has left open.
 
         Raises:
-            LostAttempt: another round, plan, model or set of clients is asked for, or too few nodes
-                hold their keys.
-            RunError: too few nodes answer; nothing has been charged, and the run can be resumed.
+            LostAttempt: another round, plan, model or set of clients is requested, too few nodes
+                answer, or too few still hold their keys.
+            RunError: too few nodes answer; the run can be resumed.
         """
         model = protocol.sha256(message.content.array_records[wire.ARRAYS][wire.MODEL].data)
         if (record.round, record.plan, record.clients, record.model) != (
@@ -172,16 +177,16 @@ class _Attempt:
         grid: the nodes.
         round: number, from 1.
         plan: JSON text of its plan.
-        clients: who is asked, ascending.
-        nonce: the attempt's key; drawn if not given.
+        clients: clients that are asked, ascending.
+        nonce: the nonce of all questions of the attempt; drawn if not given.
 
     Attributes:
-        round: its number.
-        server: the sum.
-        answered: clients whose vectors are in it.
+        round: the round's number.
+        server: the server's side of the sum.
+        answered: clients whose vectors are in the sum.
         lost: client -> why it takes no further part.
         guilty: client -> why it is left out of later rounds.
-        late: number of answers to earlier questions that came meanwhile.
+        late: number of answers to earlier questions that arrived during the attempt.
         next: the next round's attempt, for which shares have been exchanged; None if it is not
             prepared.
     """
@@ -209,7 +214,9 @@ class _Attempt:
         self.next: _Attempt | None = None
 
     def serves(self, round: int, plan: str, clients: list[int]) -> bool:
-        """Whether these clients have all shared their secrets for this round and plan."""
+        """Whether the attempt is for this round, plan and set of clients, and all of these clients
+        have shared their secrets.
+        """
         return (
             (round, plan, clients)
             == (self.round, self._plan, self._clients)
@@ -217,12 +224,12 @@ class _Attempt:
         )
 
     def is_held(self, message: Message) -> bool:
-        """Whether every node still holds the secrets that it has shared. The nodes are asked again
-        if a node may have lost them since.
+        """Whether every node still holds the secrets that it has shared. If a node may have lost
+        its secrets since, all nodes are asked for their shares again.
 
-        Nothing has been charged yet, so that all nodes can exchange new keys. A node repeats its
-        earlier answer, or gives new shares if an older store of the node was restored. Arguments as
-        for `total`.
+        Nothing has been charged yet, so all nodes can still exchange new keys. A node repeats its
+        earlier answer, or gives new shares if an older copy of its session store was restored. The
+        argument is that of `total`.
         """
         if time.monotonic() - self._shared_at < _RESTART_S:
             return True
@@ -239,12 +246,12 @@ class _Attempt:
         return False
 
     def resume(self, record: OpenAttempt, message: Message) -> str:
-        """Take over the attempt of an earlier process. Returns the reason why the attempt cannot be
-        continued; empty if it can.
+        """Take over the attempt of an earlier process, and return the reason why the attempt cannot
+        be continued; empty if it can.
 
-        The nodes are asked for their adverts once more. A node that has lost its keys makes new
-        adverts, which are not used. No data are read, and nothing is charged. Only signed adverts
-        count, because relays can forge refusals.
+        The nodes are asked for their adverts once more. A node that has lost its keys makes a new
+        advert, which is not used. No data are read, and nothing is charged. Only signed adverts
+        show whether a node has its keys, because relays can forge refusals.
 
         Raises:
             RunError: too few nodes answer.
@@ -272,7 +279,7 @@ class _Attempt:
         return f"too few nodes still have its keys{reasons(gone)}"
 
     def _ask(self, model: str) -> None:
-        """Make the questions that name this model."""
+        """Make the questions of this attempt for the model with this SHA-256."""
         question_to = partial(
             self._grid.question, round=self.round, plan=self._plan, nonce=self._nonce, model=model
         )
@@ -285,14 +292,15 @@ class _Attempt:
         }
 
     def total(self, message: Message) -> np.ndarray:
-        """Sum of the nodes' words, uint32 [size].
+        """Carry out the attempt and return the sum of the nodes' words, uint32 [size].
 
         Args:
-            message: the strategy's, with the model.
+            message: the strategy's message, with the model.
 
         Raises:
             RunError: too few nodes answered before anything was charged; the run can be resumed.
-            VoidRound: too few nodes answered after that, or too few are asked.
+            VoidRound: too few nodes answered after the charge, or fewer nodes than the threshold
+                are asked.
         """
         self._message, server = message, self.server
         # caps on participation leave too few nodes, and a resumed run would ask the same nodes
@@ -368,7 +376,7 @@ class _Attempt:
         return total
 
     def _agree(self, answered: list[int]) -> dict[int, str]:
-        """Signatures of the set of survivors."""
+        """Ask the survivors to sign their set, and return the valid signatures by client."""
         said = self._answers("agree", {client: {"answered": answered} for client in answered})
         return self.server.signed({client: str(answer.get("signature")) for client, answer in said})
 
@@ -387,23 +395,24 @@ class _Attempt:
         self._shared_at = time.monotonic()
 
     def _following(self) -> _Attempt | None:
-        """The next round's attempt, which is to be prepared. None if this is the last round, a node
-        is missing, or the attempt's question cannot be signed.
+        """The next round's attempt, which this round can prepare. None if this is the last round, a
+        node is missing, the questions would be too long, or the attempt's question cannot be
+        signed.
         """
         if self.round >= self._rounds or list(self._delivered) != self._clients:
             return None
-        # The shortest header is measured. Headers differ by the position of a node's ledger, and a
+        # The shortest header is measured. Headers differ in the position of a node's ledger, and a
         # hostile node may state a very long position.
         header = min(len(json.dumps(fields)) for fields in self._headers.values())
         if header + _NODE_BYTES * len(self._clients) + _OTHER_BYTES > frames.HEADER_BYTES:
-            return None  # if the size were noticed later, it would void this round
-        # a signer may refuse this plan for the next round, which does not make this round void
+            return None  # a refusal of the size would void this round
+        # the signer may refuse to sign this plan for the next round; this round continues
         with suppress(RunError):
             return _Attempt(self._grid, self.round + 1, self._plan, self._clients)
         return None
 
     def complete(self) -> bool:
-        """Whether all clients have given the adverts that were asked ahead."""
+        """Whether all clients have given the adverts for which they were asked ahead of the round."""
         with suppress(VoidRound):
             self._adverts = self.server.advertised(self._early)
         return len(self._adverts) == len(self._clients)
@@ -411,21 +420,25 @@ class _Attempt:
     def _answers(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """Answers to a step without numbers; arguments as for `_trip`."""
+        """Ask a step whose answers hold no numbers, and yield (client, answer). The arguments are
+        those of `_trip`.
+        """
         for part in self._trip(step, given, further):
             assert part.answer is not None
             yield part.client, part.answer["said"]
 
     def _take(self, step: str, client: int, header: Any) -> None:
-        """Keep a node's answer to a step that it was asked ahead, if it counts."""
+        """Store a node's answer to a step that was asked ahead of its round, if the answer is
+        valid.
+        """
         if not isinstance(header, dict) or header.get("ok") is not True:
             return
         if not self._grid.answers.step_problem(step, self._questions[client], header, b""):
             self._early[client] = header["said"]
 
     def _ahead(self, client: int) -> dict[str, Any]:
-        """Header fields of a step that is asked ahead. Only fields that differ from the fields of
-        the step that carries it are given.
+        """Header fields of a step that is asked ahead of its round, without the fields that are the
+        same in the question that carries them.
         """
         given = {"adverts": self._adverts} if self._adverts else {}
         header = self._headers[client]
@@ -437,12 +450,14 @@ class _Attempt:
     def _trip(
         self, step: str, given: Mapping[int, Any], further: _Attempt | None = None
     ) -> list[Asked]:
-        """Ask these clients one step, wait, and return the clients that answered.
+        """Put the question of one step to these clients, wait, and return the entries of those that
+        answered.
 
-        The same messages ask every node a step of the `further` attempt, which keeps the answers.
+        If `further` is given, the same messages ask every node for a step of that attempt, which
+        stores the answers.
 
         Raises:
-            RunError: fewer than the threshold.
+            RunError: fewer clients than the threshold answered.
         """
         grid, asked = self._grid, []
         for client, part in given.items():
@@ -475,7 +490,7 @@ class _Attempt:
         return answered
 
     def _count(self, accused: Iterable[int | None]) -> None:
-        """Find each node that more of its neighbours accuse than nodes may collude."""
+        """Mark each node as guilty that more neighbours accuse than can be colluders."""
         for client, count in Counter(accused).items():
             if client in self._questions and count > self.server.crowd:
                 self.guilty[client] = (
@@ -484,7 +499,7 @@ class _Attempt:
 
 
 def _texts_by_client(raw: Any) -> dict[int, str]:
-    """Texts by client number from a node's answer; empty if they are malformed."""
+    """Texts by client number from a node's answer; empty if the answer is malformed."""
     try:
         return {int(client): str(text) for client, text in raw.items()}
     except (AttributeError, ValueError):

@@ -1,8 +1,7 @@
-"""A node's release service, the only process that reads the node's data, with its policy and
-ledger.
+"""A node's release service. Its processes are the only ones that read the node's data.
 
-`listener` takes questions on a Unix domain socket, and `service` answers them from `data`, within
-`policy`, and charges `ledger`. `relay` and `executor` connect Flower with the socket and hold
-nothing private. docs/how-to/operate-a-node.md explains the owners of the files and the threats that
-each part stops.
+`listener` receives questions on a Unix domain socket. `service` answers them from the node's data
+as far as the policy permits, and charges the ledger. `relay` and `executor` connect Flower with the
+socket and have no access to data or keys. The page `docs/how-to/operate-a-node.md` explains who
+owns the files, and which threats each process stops.
 """

@@ -1,5 +1,5 @@
-"""A node's remaining budget: the price of a release, the caps on the number of releases, and their
-common budget.
+"""A node's account, which prices each release and compares it with the budget and with the caps on
+the number of releases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class Account:
-    """A policy's budget and caps, with the ledger's charges.
+    """The budget and caps of a policy, and how much of them the ledger's releases have used.
 
     Args:
         policy: the node's policy.
@@ -31,21 +31,22 @@ class Account:
         self._least("pld")  # refused now if no noise meets the budget
 
     def epsilon(self, further: privacy.DpEvent | None = None) -> float:
-        """Epsilon of all charges for the protected unit, including one further release if given.
+        """Epsilon of all charges for the unit that the budget protects, including one further
+        release if given.
 
         Raises:
-            LedgerError: charged releases protect less than the budget does.
+            LedgerError: a charged release does not protect the unit that the budget protects.
         """
         budget = self._policy.privacy
         return self._ledger.epsilon(budget.delta, protected(budget), further)
 
     def price(self, run: str, round: int, request: Request) -> privacy.DpEvent:
-        """The charge of a release, if the caps, the least separation of rounds and the budget allow
-        it.
+        """The cost to charge for a release, if the caps, the smallest distance between rounds and
+        the budget allow the release.
 
         Raises:
-            Refusal: a cap, the least separation of rounds or the budget does not allow the release;
-                the reason says which.
+            Refusal: a cap, the smallest distance between rounds or the budget does not allow the
+                release. The reason says which.
         """
         budget = self._policy.privacy
         self._check_caps(run)
@@ -65,8 +66,8 @@ class Account:
         """Number of further releases like this one, at most `asked`, that budget and caps allow.
 
         Raises:
-            Refusal: not one further release is allowed. It says whether the budget or a cap forbids
-                it; for the budget, it states the epsilon with all `asked` releases.
+            Refusal: not even one further release is allowed. The reason says whether the budget or
+                a cap forbids it; for the budget, it states the epsilon after all `asked` releases.
         """
         budget = self._policy.privacy
         most = budget.epsilon * _ROUNDING
@@ -92,29 +93,31 @@ class Account:
 
     @property
     def _allowed(self) -> str:
-        """The policy's budget in words."""
+        """The policy's budget, in words."""
         budget = self._policy.privacy
         return f"{budget.epsilon:g} at delta {budget.delta:g} over its data set's life"
 
     def cost(self, request: Request) -> privacy.DpEvent:
-        """The cost of a release, but at least the cost of one release if the policy's largest
-        number of releases shared the whole budget equally.
+        """The cost that is charged for a release. It is at least the cost of one release if the
+        largest number of releases that the policy allows shared the budget equally.
 
-        The time of an answer and a refusal reveal something that no noise covers, so no release may
-        be almost free.
+        The time at which an answer is sent, and whether a question is refused, may reveal something
+        that no noise hides, so no release may be almost free.
         """
         event = self.event(request)
         least = self._least(privacy.events.accountant_of([event]))
         return at_least(event, least, self._policy.privacy.delta)
 
     def event(self, request: Request) -> privacy.DpEvent:
-        """The cost that follows from a plan's numbers, at all nodes of a person."""
+        """The cost of a release that follows from its plan's numbers, for all nodes at which one
+        person may have rows.
+        """
         event: privacy.DpEvent = request.cost.event(request.plan, self._policy.privacy.nodes)
         return event
 
     def _least(self, accountant: str) -> float:
-        """Noise multiplier at which as many releases as the policy allows together cost the whole
-        budget.
+        """The noise multiplier at which the largest number of releases that the policy allows costs
+        the whole budget.
         """
         budget, releases = self._policy.privacy, self._policy.ask.releases
         multiplier = privacy.calibrate(
@@ -131,8 +134,8 @@ class Account:
                 )
 
     def _check_alone(self, request: Request) -> None:
-        """Refuse a release that alone costs more than the whole budget. Composing such a release
-        would take time and memory in proportion to its cost.
+        """Refuse a release that alone costs more than the whole budget, before the accountant would
+        need time and memory in proportion to the cost.
         """
         budget = self._policy.privacy
         alone = request.cost.least_epsilon(request.plan, budget.delta)
@@ -144,9 +147,11 @@ class Account:
             )
 
     def _check_separation(self, run: str, round: int, request: Request) -> None:
-        """Refuse a round that is closer to an answered round of its run than policy or plan allow.
+        """Refuse a round that is closer to an answered round of its run than the policy or the plan
+        allows.
 
-        If noise is correlated over rounds, a participation too soon costs more than the plan says.
+        If noise is correlated over rounds, a node that takes part again too soon incurs a higher
+        cost than the plan says.
         """
         apart = max(self._policy.ask.min_separation, request.plan.facts.sampling.separation or 1)
         near = self._ledger.nearest(run, round) if apart > 1 else None
@@ -158,7 +163,9 @@ class Account:
             )
 
     def _caps(self, run: str) -> tuple[tuple[int, int, str], ...]:
-        """(number made, number allowed, period in words) of each cap on the number of releases."""
+        """For each cap on the number of releases, (number made, number allowed, scope of the cap in
+        words).
+        """
         limits, ledger, today = self._policy.ask, self._ledger, datetime.now(UTC).date().isoformat()
         return (
             (ledger.count(), limits.releases, "over its data set's life"),
@@ -168,7 +175,8 @@ class Account:
 
 
 def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
-    """Number of releases of a work that together cost at most `epsilon` at `delta`.
+    """Largest number of releases with this cost that together have at most `epsilon` at `delta`.
+    The search ends at about a million.
 
     Example:
         >>> event = privacy.events.encode(privacy.events.gaussian_event(4.0))
@@ -190,6 +198,6 @@ def affordable(cost: dict[str, Any], epsilon: float, delta: float) -> int:
 
 
 def epsilon_of(cost: dict[str, Any], count: int, delta: float) -> float:
-    """Epsilon at `delta` of `count` releases of one cost."""
+    """Epsilon at `delta` of `count` releases that each have this cost."""
     event = privacy.events.decode(cost)
     return Past().epsilon([(event, count)], delta, None, privacy.events.accountant_of([event]))

@@ -1,9 +1,9 @@
-"""The process that prices releases, and the service's connection to it.
+"""The accounting process, which prices releases, and the service's connection to it.
 
-It holds the accountant and its libraries, which would be more than half of a service's memory.
-Without questions it ends after some minutes, like the training process. It is separate from the
-training process, because other people's models run there. It reads the ledger and cannot write to
-it; the service charges.
+The process holds the accountant and its libraries, which would take more than half of the service's
+memory. Without questions it ends after some minutes, like the training process. It is separate from
+the training process because other people's models run there. It only reads the ledger, and the
+service writes the charges.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedlgm_nodes.service.request import Request
 
 
 def start(link: Connection) -> Child:
-    """Start the process."""
+    """Start the accounting process with its end of the connection."""
     return child.start("fedlgm_nodes.service.accounting_process", link)
 
 
@@ -46,7 +46,7 @@ class AccountingProcess(ChildProcess):
         self._priced: tuple[Request | None, dict[str, Any]] = None, {}
 
     def epsilon(self) -> float:
-        """`Account.epsilon` of all charges; known without the process until the next charge.
+        """`Account.epsilon` of all charges. The process is asked only once after each charge.
 
         Raises:
             FedlgmError: see `Account`.
@@ -56,7 +56,7 @@ class AccountingProcess(ChildProcess):
         return self._spent[1]
 
     def event(self, request: Request) -> dict[str, Any]:
-        """The cost that follows from a plan's numbers."""
+        """`Account.event`."""
         if self._priced[0] is request:  # this saves a question to the process
             return self._priced[1]
         return dict(self._ask("event", request))
@@ -76,7 +76,9 @@ class AccountingProcess(ChildProcess):
         return int(self._ask("affordable_releases", request, run, asked))
 
     def _ask(self, method: str, request: Request | None = None, *given: Any) -> Any:
-        """Call a method. The ledger must be in the state in which the service holds it."""
+        """Call a method of the process, which first checks that it reads the ledger that the
+        service holds.
+        """
         if request is not None:  # the cost does not depend on the model, which may be large
             request = replace(request, model=np.empty(0, np.float32), text="")
         place = self._ledger.seq, self._ledger.head
@@ -89,7 +91,7 @@ class AccountingProcess(ChildProcess):
 
 
 class _Answers:
-    """The accounting process's side."""
+    """The accounting process's side of the connection."""
 
     def __init__(self) -> None:
         self._account: Any = None
@@ -111,7 +113,7 @@ class _Answers:
         return {}, b""
 
     def close(self) -> None:
-        """Close the ledger, before the service closes its own and SQLite tidies up."""
+        """Close this process's connection to the ledger."""
         if self._ledger is not None:
             self._ledger.close()
 

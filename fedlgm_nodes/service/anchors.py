@@ -1,10 +1,10 @@
 """Heads of other parties' chains that this node has signed as a witness.
 
-A server sends the head of its run's releases, and the node signs it. The node has no part in these
-releases: what it signs says only that this head existed then. It signs only one head for each round
-of a run, and afterwards no head of an earlier round. A server therefore cannot replace a chain
-under the same label. The record keeps the time of each signature, for anyone who suspects that a
-run was rewritten under another label.
+A server sends the head of its run's releases, and the node signs it. The node need not have taken
+part in these releases, and its signature says only that the head existed when it was signed. The
+node signs only one head for each round of a run, and afterwards no new head of an earlier round. A
+server therefore cannot replace a chain under the same label. The record has the time of each
+signature, for anyone who suspects that a run was rewritten under another label.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fedlgm_nodes.policy import Refusal
 _SCHEMA = """CREATE TABLE IF NOT EXISTS anchors (
     run TEXT, round INTEGER, head TEXT NOT NULL, signed_at TEXT NOT NULL, PRIMARY KEY (run, round)
 ) WITHOUT ROWID"""
-_MOST = 100_000  # largest number of rows, so that nobody can fill the disk
+_MOST = 100_000  # largest number of rows, so that no sender can fill the disk
 
 
 class AnchorRecord:
     """The record of signed heads.
 
     Args:
-        path: SQLite file; it is created when the first head is signed.
+        path: SQLite file, which is created when the first head is signed.
         signer: key of the node's service.
     """
 
@@ -38,8 +38,8 @@ class AnchorRecord:
         self._path, self._signer = path, signer
 
     def sign(self, run: str, round: int, head: str) -> str:
-        """The signature of a head, in hexadecimal. The record is on disk before the signature
-        leaves.
+        """Record a head and return its signature, in hexadecimal. The record is on disk before this
+        returns.
 
         Args:
             run: label of the run.
@@ -47,8 +47,8 @@ class AnchorRecord:
             head: head of the run's releases after this round.
 
         Raises:
-            Refusal: the text is not a head, another head of this round was signed, a head of a
-                later round was signed, or the record is full.
+            Refusal: the text is not a head, another head of this round or a head of a later round
+                was signed, or the record is full.
         """
         if not re.fullmatch("[0-9a-f]{64}", head) or round < 1:
             raise Refusal("malformed", "an anchor needs a round and a head of 64 digits")

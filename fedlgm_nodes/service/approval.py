@@ -1,4 +1,4 @@
-"""The approval of new work: a digest of what a question asks for, and whether this work may run."""
+"""The approval of new work, which is identified by a digest of what a question requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from fedlgm_nodes.service.record import Record
 from fedlgm_nodes.service.request import Request
 from fedlgm_nodes.service.row import Row
 
-# largest number of waiting requests that are kept, because strangers may send requests
+# largest number of requests that may wait for an approval, because anyone may be able to send
+# requests
 _MOST_WAITING = 100
 _STATES = {
     "waits": "waits for this node's operator; ask again after the approval",
@@ -24,14 +25,15 @@ _STATES = {
 
 
 class Approval:
-    """The check before each new release, and the record of releases that passed it.
+    """Checks before each new release that the operator permits it, and records the releases that
+    were charged.
 
     Args:
         policy: the node's policy.
         record: the node's record.
-        account: the node's account, in its process.
-        people: returns a keyed digest of the people who count at other nodes; empty if the policy
-            does not list them.
+        account: the node's account, in a process of its own.
+        people: function that returns a keyed digest of the list of people who count at other nodes;
+            empty if there is no list.
     """
 
     def __init__(
@@ -41,11 +43,12 @@ class Approval:
         self._people = people
 
     def work(self, request: Request) -> dict[str, Any]:
-        """The content of a work; any other content has another digest.
+        """The facts about a request that the operator approves. Requests with other facts have
+        another digest.
 
-        The model's numbers, the round, the run's label, and the spread of bounds and noise over the
-        layers are not part of it. They change from round to round, and the cost of a release does
-        not depend on them.
+        The model's numbers, the round, the run's label, and the distribution of bounds and noise
+        over the layers are not included. They may change from round to round, and the cost of a
+        release does not depend on them.
         """
         plan = json.loads(request.plan.to_json())
         layers = request.plan.layers
@@ -65,15 +68,17 @@ class Approval:
         } | ({"people": people} if (people := self._people()) else {})
 
     def check(self, request: Request, *, charged: bool = False) -> None:
-        """Let a question pass if its work is approved and the node is not paused.
+        """Refuse a question if the node is paused or the question's work is not approved. New work
+        is recorded as a request.
 
         Args:
-            request: the question's content.
+            request: the parsed question.
             charged: whether the release may have been charged before. An approval whose epsilon is
                 used up still covers such a release. The charge itself checks again.
 
         Raises:
-            Refusal: the node is paused, or the work waits, was denied, or its approval has ended.
+            Refusal: the node is paused, or the work waits for an approval, was denied, or has an
+                approval that has ended.
         """
         record = self._record
         record.refresh()
@@ -95,11 +100,11 @@ class Approval:
         raise Refusal("approval", f"the work {name[:16]} {_STATES[state]}")
 
     def record_release(self, request: Request, row: Row, question: str, signature: str) -> None:
-        """Record a charged release, once.
+        """Record a charged release, unless it has been recorded already.
 
         Args:
-            request: the question's content.
-            row: its row in the ledger.
+            request: the parsed question.
+            row: the release's row in the ledger.
             question: digest of the question.
             signature: the server's signature of this digest; empty if none is required.
         """
@@ -116,7 +121,9 @@ class Approval:
         )  # fmt: skip
 
     def _signer_of(self, question: str, signature: str) -> str:
-        """The server's key that signed a question; empty if none is required."""
+        """The server's public key with which a question was signed; empty if the policy requires no
+        signature.
+        """
         for key in self._policy.ask.server_keys:
             if verify(public_key(key), signature, "question", question):
                 return key
@@ -124,5 +131,5 @@ class Approval:
 
 
 def work_digest(work: dict[str, Any]) -> str:
-    """Digest of a work, 64 hexadecimal digits."""
+    """Digest of the facts that `Approval.work` returns, 64 hexadecimal digits."""
     return digest("fedlgm work", canonical(work))

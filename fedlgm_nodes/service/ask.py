@@ -1,4 +1,4 @@
-"""A question to a node's service, as an untrusted sender wrote it, and its answer."""
+"""A question to a node's service from an untrusted sender, and the answer to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedlgm_nodes.secagg.steps import AHEAD
 
 
 class Ask(BaseModel):
-    """Header of a question from an untrusted sender."""
+    """The header of a question from an untrusted sender."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     protocol: int
@@ -27,19 +27,21 @@ class Ask(BaseModel):
     signature: str = Field(default="", pattern="^[0-9a-f]{0,128}$")
     # the model's digest, in steps that do not bring the model
     model: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    given: dict[str, Any] = {}  # the server's part of a step of a secure sum
+    given: dict[str, Any] = {}  # the server's values for a step of a secure sum
     ahead: dict[str, Any] | None = None  # what differs in a step of the next round, see `AHEAD`
 
     @property
     def trains(self) -> bool:
-        """Whether the answer, and therefore its time, depends on the node's data."""
+        """Whether the node trains for the answer, so that its numbers and its time depend on the
+        data.
+        """
         return self.ask in ("release", "mask")
 
     def further(self) -> Ask:
-        """The further question that `ahead` holds.
+        """The question of the next round that `ahead` describes.
 
         Raises:
-            Refusal: it is malformed.
+            Refusal: the question is malformed.
         """
         changed = {**(self.ahead or {}), "ask": AHEAD[self.ask], "ahead": None}
         try:
@@ -50,7 +52,7 @@ class Ask(BaseModel):
 
 @dataclass
 class Answer:
-    """An answer, which consists of a header and the released numbers."""
+    """An answer, with a header and the released numbers, if there are any."""
 
     header: dict[str, Any]
     body: bytes = b""

@@ -1,4 +1,4 @@
-"""A node's signed statement of its own ledger: what was released from its data, over all servers."""
+"""A node's certificate, which states what was released from its data to all servers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fedlgm_nodes.service.row import protected
 
 
 def certify_node(folder: NodeFolder) -> bytes:
-    """The statement in an envelope, signed by the key of the node's service.
+    """Make a node's certificate, in an envelope that is signed with the key of the node's service.
 
-    It names the releases by their cost, their number, and the runs that asked. It does not hold the
-    digest of the data, because with this digest a reader could confirm a guess of the data.
+    The certificate lists the costs of the releases, how many releases have each cost, and the runs
+    that requested them. It does not hold the digest of the data, because with this digest a reader
+    could confirm a guess of the data.
 
     Args:
         folder: the node's folder.
@@ -69,7 +70,7 @@ def certify_node(folder: NodeFolder) -> bytes:
 
 
 def _round_up(value: float) -> float:
-    """Six decimals, never below the value, so that another machine's rounding agrees."""
+    """Round to six decimals, never below the value, so that machines with other rounding agree."""
     rounded = round(value, 6)
     return rounded if rounded >= value else round(value + 1e-6, 6)
 

@@ -1,7 +1,7 @@
-"""A child process of the service, which ends if it is asked nothing, and the service's connection
-to it.
+"""A child process of the service, which ends after some time without questions, and the service's
+connection to it.
 
-What the process sends is read as JSON and numbers. Nothing is unpickled.
+The service reads what the process sends as JSON and numbers, and unpickles nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class EndedError(Exception):
-    """The process has ended, with or without an error."""
+    """The child process has ended, with or without an error."""
 
 
 class Child(Protocol):
@@ -41,24 +41,24 @@ class Child(Protocol):
         """End it now."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end."""
+        """Wait until the process has ended."""
 
 
 class Answers(Protocol):
-    """The process's side: what may be asked of it, by name.
+    """The process's side of the connection, whose methods the service calls by name.
 
     Attributes:
-        idle: seconds without a question after which it ends.
+        idle: seconds without a question after which the process ends.
     """
 
     idle: float
 
     def close(self) -> None:
-        """Close what it has opened."""
+        """Close what the process has opened."""
 
 
 def start(module: str, link: Connection) -> Child:
-    """Start a module, which calls `main`, in a Python process of its own."""
+    """Start a module that calls `main` in a new Python process, and give it the connection."""
     command = [sys.executable, "-m", module, str(link.fileno()), str(os.getpid())]
     path = os.pathsep.join(filter(None, sys.path))
     return subprocess.Popen(
@@ -70,11 +70,12 @@ def start(module: str, link: Connection) -> Child:
 
 
 class ChildProcess:
-    """The service's side: it starts the process, and asks it one thing at a time.
+    """The service's side of the connection, which starts the process and calls one method at a
+    time.
 
     Args:
-        what: the process, in words.
-        launch: starts it with its end of the connection.
+        what: name of the process in messages.
+        launch: function that starts the process with its end of the connection.
     """
 
     def __init__(self, what: str, launch: Callable[[Connection], Child]) -> None:
@@ -99,8 +100,8 @@ class ChildProcess:
         return self._exchange(method, *given)
 
     def _call_twice(self, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method. If the process has ended, the method is called in another process. A
-        process ends most often because nobody has asked it for a while.
+        """Call a method. If the process has ended, usually after a long time without questions, the
+        method is called in a new process.
         """
         with self._explain_end():
             try:
@@ -112,7 +113,8 @@ class ChildProcess:
         ours, theirs = Pipe()
         with theirs:
             self._child = self._launch(theirs)
-        # It ends by itself after some minutes. Without a wait it would stay in the system's table.
+        # The process ends by itself after some minutes. Unless someone waits for it, it would then
+        # stay in the system's table of processes.
         threading.Thread(target=self._child.wait, daemon=True).start()
         self._link = ours
 
@@ -146,12 +148,13 @@ class ChildProcess:
 
 
 def answer(link: Connection, service: int, answers: Answers) -> None:
-    """Answer the service until it closes the connection, asks nothing for a while, or ends.
+    """Answer the service until it closes the connection, asks nothing for `answers.idle` seconds,
+    or ends.
 
     Args:
         link: connection to the service.
         service: number of the service's process.
-        answers: what may be asked.
+        answers: object whose methods the service calls.
     """
     for number in (signal.SIGTERM, signal.SIGINT):  # the service finishes a release, then closes
         signal.signal(number, signal.SIG_IGN)
@@ -160,7 +163,7 @@ def answer(link: Connection, service: int, answers: Answers) -> None:
 
 
 def serve(link: Connection, answers: Answers) -> None:
-    """Answer until the other end is closed, or asks nothing for a while."""
+    """Answer until the other end is closed, or asks nothing for `answers.idle` seconds."""
     with contextlib.closing(answers):
         while link.poll(answers.idle):
             try:
@@ -180,15 +183,15 @@ def serve(link: Connection, answers: Answers) -> None:
 
 
 def _end_with(service: int) -> None:
-    """End this process as soon as the service has ended, since nobody else could use its answer."""
+    """End this process soon after the service has ended, since nobody else could use its answer."""
     while os.getppid() == service:
         time.sleep(_LOOK_S)
     os._exit(1)
 
 
 def main(answers: Answers) -> None:
-    """Entry point; its arguments are the connection's file number, and the number of the service's
-    process.
+    """Entry point of the process. Its arguments are the file number of the connection and the
+    number of the service's process.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     os.umask(0o077)

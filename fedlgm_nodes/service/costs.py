@@ -1,7 +1,8 @@
 """The cost of a node's release, by the unit that it protects.
 
-The cost follows from the plan's own numbers. The guarantee in a plan is the server's claim, and
-this module does not read it. It loads no torch, because the service charges before it trains.
+The cost follows from the plan's own numbers. The guarantee that a plan states is only the server's
+claim, and this module does not read it. The module loads no torch, so that the service's own
+process can use it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ _REPLACED = privacy.guarantee.SENSITIVITY_FACTOR["replace-one"]
 
 
 class WholeDataCost:
-    """Cost of a release that protects all of the node's data.
+    """The cost of a release that protects all of the node's data.
 
-    The cost is accounted under replace-one and without amplification, since a reader of the reply
-    knows that this node took part. Correlated noise spreads a participation over later rounds, so
-    the cost follows from the norm of the participation's column of C.
+    The cost is computed for the relation replace-one and without amplification by sampling, since a
+    reader of the reply knows that this node took part. With correlated noise, a participation
+    affects the releases of later rounds, so the cost depends on the norm of the participation's
+    column in the matrix C of the noise.
 
     Attributes:
         name: the unit's name.
@@ -35,13 +37,13 @@ class WholeDataCost:
     protects = CLIENT
 
     def event(self, plan: ReleasePlan, nodes: int = 1) -> Any:
-        """Cost of a release, from the bounds and the noise that this node applies.
+        """The cost of a release, computed from the bounds and the noise that this node applies.
 
         Args:
             plan: the release.
-            nodes: number of nodes at which one person may have rows. The other nodes' releases are
-                charged here, too. If each node adds its own noise, they are releases of equal cost.
-                Otherwise they are further terms of the same sum.
+            nodes: number of nodes at which one person may have rows. This node charges the other
+                nodes' releases, too. If each node adds its own noise, they are further releases of
+                equal cost. Otherwise they are further terms of the same sum.
         """
         noise, copies = plan.facts.noise, _copies(plan, nodes)
         moved = _REPLACED if noise is None else _REPLACED * noise.amplified_column_norm()
@@ -53,11 +55,11 @@ class WholeDataCost:
         return privacy.events.repeat_event(event, copies)
 
     def least_epsilon(self, plan: ReleasePlan, delta: float) -> float:
-        """A lower bound on a release's epsilon, in closed form; 0 if composition is fast for any
-        noise.
+        """A lower bound on a release's epsilon in closed form, or 0 for noise with which the
+        accountant is always fast.
 
-        Laplace noise with a total shift of a scales has delta(epsilon) = 1 - exp((epsilon - a) /
-        2).
+        Laplace noise whose total shift is a times its scale has delta(epsilon) = 1 - exp((epsilon -
+        a) / 2).
         """
         if plan.family != "laplace":
             return 0.0
@@ -70,17 +72,17 @@ class WholeDataCost:
 
 
 class SingleExamplesCost:
-    """Cost of a release that protects single examples: the cost of its steps under
-    add-or-remove-one.
+    """The cost of a release that protects single examples, which is the cost of its steps for the
+    relation add-or-remove-one.
 
-    The node keeps secret which examples a step samples.
+    The cost is amplified by sampling, since the node keeps secret which examples a step samples.
     """
 
     name: Unit = "example"
     protects = EXAMPLE
 
     def event(self, plan: ReleasePlan, nodes: int = 1) -> Any:
-        """See `WholeDataCost.event`; each node draws its own examples for its own steps."""
+        """See `WholeDataCost.event`. Each node draws its own examples for its own steps."""
         steps = cast(LocalSteps, plan.facts.steps)  # the policy admits no plan without them
         step = privacy.events.gaussian_event(plan.effective_multiplier, steps.rate)
         return privacy.events.repeat_event(step, steps.count * nodes)
@@ -91,7 +93,9 @@ class SingleExamplesCost:
 
 
 def _copies(plan: ReleasePlan, nodes: int) -> int:
-    """Number of releases, each with noise of its own, for one release of a node."""
+    """Number of separate releases that are charged for one release, if a person has rows at this
+    many nodes.
+    """
     return nodes if plan.facts.noised_by.uploads_released else 1
 
 
@@ -101,5 +105,6 @@ COST_BY_BOUND: dict[str, UnitCost] = {
     "aggregator": WholeDataCost(),
     "trainer": SingleExamplesCost(),
 }
-"""The cost of a plan, by the party that bounds the contributions. The policy admits no other
-plan."""
+"""The cost of a plan, by the party that bounds the contributions. The policy admits only plans with
+these parties.
+"""

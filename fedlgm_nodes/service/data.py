@@ -1,4 +1,4 @@
-"""The node's own examples, read once when the service starts."""
+"""The node's examples, which the training process reads when it starts."""
 
 from __future__ import annotations
 
@@ -30,26 +30,28 @@ _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", "
 
 
 def read(section: Data, folder: Path) -> ClientData:
-    """The examples of `read_with_people`."""
+    """Read the examples as `read_with_people` does, and return only them."""
     return read_with_people(section, folder)[0]
 
 
 def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted | None]:
-    """Inputs float32 [n, *shape] and targets [n, ...] as the policy describes them. Targets are
-    int64 if all of them are whole numbers, else float32. `targets` gives them the form that a task
-    takes.
+    """Read the inputs, float32 [n, *shape], and the targets, [n, ...], that the policy describes.
+    Targets are int64 if all of them are whole numbers, and otherwise float32. `targets` converts
+    them to the form that a task needs.
 
-    Unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the data. Other numbers
-    are unchanged. The rows of people who count at other nodes are left out; the second value says
-    who counts where. It is None if the policy does not say this.
+    Inputs that are unsigned bytes are scaled to [-1, 1] by a factor that does not depend on the
+    data. Other numbers are unchanged, unless the policy says how to standardise columns. The rows
+    of people who count at other nodes are left out. The second value holds the people who count at
+    this node and elsewhere; it is None if the policy has no section about people.
 
     Args:
         section: [data] of the policy.
         folder: folder to which relative paths refer.
 
     Raises:
-        ConfigError: the system refuses a path, as in a folder of another user.
-        DataError: files are missing, damaged or of another shape, or hold NaN.
+        ConfigError: the system refuses access to a path, for example in another user's folder.
+        DataError: files are missing or damaged, or the data hold NaN or do not have the shape that
+            the policy states.
     """
     reader: Callable[[Data, Path], Sequence[Any]] = _READERS[section.kind]
     counted: Counted | None = None
@@ -96,10 +98,10 @@ def read_with_people(section: Data, folder: Path) -> tuple[ClientData, Counted |
 
 
 def targets(section: Data, y: Tensor, task: Task) -> Tensor:
-    """The targets in the form that a task takes.
+    """Convert the targets to the form that a task needs.
 
     Raises:
-        DataError: the task does not take them, or labels lie outside [0, classes).
+        DataError: the task does not accept the targets, or labels lie outside [0, classes).
     """
     values = task.targets(y.numpy(), "node's")
     if task.name == "classification" and ((values < 0) | (values >= section.classes)).any():
@@ -108,7 +110,7 @@ def targets(section: Data, y: Tensor, task: Task) -> Tensor:
 
 
 def digest(data: ClientData) -> str:
-    """SHA-256 of the examples, in order: different data have different digests."""
+    """SHA-256 of the examples in their order."""
     total = hashlib.sha256()
     for part in (inputs.first(data.x), data.y):
         array = part.numpy()
@@ -169,9 +171,9 @@ def _images(section: Data, folder: Path) -> tuple[Any, Any]:
 
 
 def _table(section: Data, folder: Path) -> tuple[Any, ...]:
-    """The rows of a table, read and checked as in simulations.
+    """Read and check the rows of a table as in simulations.
 
-    Without public rows, the policy alone says which names are classes.
+    The node has no public rows, so only the policy says which names are classes.
     """
     path = folder / section.path
     marked = section.people
@@ -191,7 +193,9 @@ def _table(section: Data, folder: Path) -> tuple[Any, ...]:
 def _used_rows(
     marked: People, folder: Path, frame: libraries.DataFrame
 ) -> tuple[libraries.DataFrame, Counted]:
-    """The rows of people who count at this node, without their pseudonyms."""
+    """The rows of the people who count at this node, without the column of pseudonyms, and the
+    people who count at this node and elsewhere.
+    """
     tables.require_columns([marked.column], frame.columns, "data.people")
     pseudonyms = people.pseudonyms(frame.pop(marked.column), marked.column)
     elsewhere = people.read_list(marked, folder)
@@ -201,7 +205,8 @@ def _used_rows(
 
 
 def read_rows(path: Path, *text: str) -> libraries.DataFrame:
-    """A table's rows. In a CSV file the columns in `text`, such as the targets, are read as text.
+    """Read a table's rows. In a CSV file the columns in `text`, such as the targets, are read as
+    text.
 
     Raises:
         DataError: the file cannot be used.
@@ -214,10 +219,11 @@ def read_rows(path: Path, *text: str) -> libraries.DataFrame:
 
 
 def numbers(frame: libraries.DataFrame, features: Sequence[str]) -> np.ndarray:
-    """Columns of numbers, and of lists of numbers, side by side, float64 [n, k].
+    """Join columns of numbers, and of lists of numbers, side by side, float64 [n, k].
 
     Raises:
-        DataError: there is no column, or a column has gaps or holds something other than numbers.
+        DataError: there is no column, or a column has missing values or holds something other than
+            numbers.
     """
     remedy = "convert it, or list only the columns to use in data.features"
     columns = [
@@ -231,7 +237,9 @@ def numbers(frame: libraries.DataFrame, features: Sequence[str]) -> np.ndarray:
 
 
 def _classes_of(section: Data, frame: libraries.DataFrame) -> Any:
-    """The targets of a table: numbers, or the numbers of the classes that the policy names."""
+    """The targets of a table. Names of classes are replaced by the numbers that the policy gives
+    them.
+    """
     column, names = section.labels, section.class_names
     named_tables.convert_targets(frame, frame, column, names or None)
     y = frame[column].to_numpy()

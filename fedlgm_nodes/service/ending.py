@@ -1,4 +1,4 @@
-"""Orders to stop, for processes that serve until they get one."""
+"""Signals that order a process to stop, for processes that run until they receive one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ ORDERS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 def on_order_to_stop(call: Callable[[], None]) -> None:
-    """Call `call` once, in a thread, after SIGTERM or SIGINT; needs the main thread.
+    """Arrange that `call` is called once, in another thread, after SIGTERM or SIGINT. This must be
+    called in the main thread.
 
-    A signal handler runs between two instructions of the main thread. If this thread holds a lock
-    that `call` takes, such as the lock of an event or of starting threads, the process would never
-    end.
+    A signal handler runs between two instructions of the main thread. If `call` ran in the handler
+    and the main thread held a lock that `call` needs, such as the lock of an event, the process
+    would never end.
     """
     orders, arrived = os.pipe()
     os.set_blocking(arrived, False)

@@ -1,11 +1,11 @@
-"""A node's executor, which passes the SuperNode's tasks to the release service without running any
-app.
+"""A node's executor, which passes tasks from its SuperNode to its release service.
 
-It replaces `flower-superexec` for a SuperNode started with `--isolation process`. The app that a
-run's submitter has uploaded is neither installed nor imported on the node, and no process is
-started per message.
+The executor replaces `flower-superexec` for a SuperNode that is started with `--isolation process`.
+The app that a run's submitter has uploaded is neither installed nor imported on the node, and no
+process is started for a message.
 
-It works with the versions of Flower that `clients.flower_private` names and refuses any other.
+The executor works only with the versions of Flower that `clients.flower_private` names, and refuses
+others.
 
     python -m fedlgm_nodes.service.executor --supernode 127.0.0.1:9420 --secret-file secret --socket
     run/release.sock
@@ -30,17 +30,18 @@ from fedlgm_nodes.service.ending import on_order_to_stop
 
 _HEARTBEAT_S = 20.0
 _TASKS = 4
-_LOOK_UP_S = 0.5  # seconds between looks for the order to stop, while no further task fits
+# seconds between checks for the order to stop, while the largest number of tasks is running
+_LOOK_UP_S = 0.5
 _log = logging.getLogger("fedlgm.executor")
 
 
 class Executor:
-    """Takes tasks from a SuperNode on this machine. It takes several tasks at once, because one
-    task may wait for a message forever.
+    """Takes tasks from a SuperNode on this machine, several at once, because one task may wait for
+    a message forever.
 
     Args:
         supernode: host:port of the SuperNode's Runtime API.
-        secret: the secret shared with it (`--superexec-auth-secret-file`).
+        secret: the secret shared with the SuperNode (`--superexec-auth-secret-file`).
         socket: socket of the release service.
         poll: seconds between polls for a task; up to five times as long if the last task was long
             ago, since every poll costs both processes a few milliseconds.
@@ -52,15 +53,15 @@ class Executor:
         self._client = RuntimeConnection.claiming(supernode, secret)
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set.
+        """Take tasks until `stop` is set.
 
         Raises:
             RunError: the SuperNode rejects the secret.
         """
         last = time.monotonic()
         while not stop.is_set():
-            # Wait for a free place before a task is claimed, because a claimed task that waits is
-            # lost after half a minute.
+            # Wait until another task can be worked on before a task is claimed, because a claimed
+            # task that waits is lost after half a minute.
             if not self._free.acquire(timeout=_LOOK_UP_S):
                 continue
             answer = None
@@ -76,8 +77,8 @@ class Executor:
             threading.Thread(target=self._take, args=answer, daemon=True).start()
 
     def _claim(self, stop: threading.Event) -> tuple[str, int] | None:
-        """Claim a task and return its token and number; None if there is none, or if the SuperNode
-        does not answer.
+        """Claim a task and return its token and number; None if there is no task, or if the
+        SuperNode does not answer.
         """
         import httpx
 
@@ -150,7 +151,7 @@ class Executor:
 
 @contextmanager
 def _heartbeat(connection: RuntimeConnection) -> Iterator[None]:
-    """Send the SuperNode regular heartbeats for its task."""
+    """Send the SuperNode regular heartbeats for a task while the block runs."""
     import httpx
 
     done = threading.Event()

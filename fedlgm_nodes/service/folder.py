@@ -1,4 +1,4 @@
-"""A node's folder, its files with their owners, and its creation.
+"""A node's folder, with its files and their owners.
 
 DIR/policy.toml        what the operator allows
 DIR/state/             noise key (made at the service's first start), service key, ledger, kept
@@ -33,11 +33,13 @@ if TYPE_CHECKING:  # what starts and stops a node's processes needs no torch
     from fedlgm_nodes.service.ledger import NodeLedger
 
 LONGEST_SOCKET = 100
-"""Length of a Unix socket's path, in bytes, that every system permits."""
+"""Largest number of bytes that the path of a node's Unix socket may have, so that every system
+permits it.
+"""
 
 
 class PublicNode(TypedDict):
-    """Public data with which the server's operator enrols a node."""
+    """The public data of a node, with which the server's operator enrols it."""
 
     name: str
     client: int
@@ -46,7 +48,7 @@ class PublicNode(TypedDict):
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """Files of one node under `path`."""
+    """The files of one node, in the folder `path`."""
 
     path: Path
 
@@ -57,26 +59,31 @@ class NodeFolder:
     witness_file = Under("witness/seen.json")
     """The ledger's witness."""
     record_file = Under("state/record.jsonl")
-    """Requests, decisions, releases, refusals, policies and pauses, one row on each line."""
+    """The record of requests, decisions, releases, refusals, policies and pauses, one row on each
+    line.
+    """
     record_witness = Under("witness/record.json")
-    """Newest position of the record."""
+    """The record's witness."""
     people_file = Under("state/people.json")
-    """People who have counted at this node, and elsewhere, by pseudonym."""
+    """Pseudonyms of the people who have counted at this node and of those who have counted
+    elsewhere.
+    """
     replies = Under("state/replies")
-    """Kept answers."""
+    """Folder of the answers that are stored to be sent again."""
     rounds_file = Under("state/rounds.sqlite")
-    """Unfinished rounds of secure sums: secrets that are needed for seconds, so the file belongs in
-    no backup."""
+    """The node's sessions of secure sums. Their secrets are needed only for seconds, so the file
+    should be in no backup.
+    """
     anchors_file = Under("state/anchors.sqlite")
-    """Heads that the node has signed as a witness."""
+    """Heads of other parties' chains that the node has signed as a witness."""
     socket = Under("run/release.sock")
     """The socket on which the service listens."""
 
     def check_length(self) -> None:
-        """Refuse a folder in which a socket cannot be created.
+        """Refuse a folder whose path is too long for a socket.
 
         Raises:
-            ConfigError: the path of the socket is longer than the system allows.
+            ConfigError: the path of the socket has more than `LONGEST_SOCKET` bytes.
         """
         longest = len(os.fsencode(self.socket.resolve()))
         if longest > LONGEST_SOCKET:
@@ -86,7 +93,7 @@ class NodeFolder:
             )
 
     public_file = Under("public.toml")
-    """Public data of the node."""
+    """File of the node's public data."""
 
     @classmethod
     def create(
@@ -97,18 +104,18 @@ class NodeFolder:
         test_seed: int | None = None,
         signer: Ed25519PrivateKey | None = None,
     ) -> NodeFolder:
-        """Make a node's folder with a fresh service key, an empty ledger and a commented policy,
-        but no noise key.
+        """Create a node's folder with a service key, an empty ledger and a commented policy, but
+        without a noise key.
 
         Args:
-            path: folder to make.
+            path: folder to create.
             values: values of the policy, see `fedlgm_nodes.policy_template.policy_text`.
-            test_seed: for tests only: give the node the noise of a simulation with this seed.
-            signer: the node's service key, if other nodes' policies had to name it before the
-                folder is made; by default a fresh key.
+            test_seed: for tests only, the seed of a simulation whose noise the node's releases get.
+            signer: the node's service key, for example if other nodes' policies name it already; by
+                default a fresh key.
 
         Raises:
-            ConfigError: an invalid value of the policy.
+            ConfigError: a value of the policy is invalid.
             RunError: `path` exists, or cannot be created.
         """
         from fedlgm_nodes.policy import Policy
@@ -163,7 +170,7 @@ class NodeFolder:
 
     @classmethod
     def open(cls, path: Path) -> NodeFolder:
-        """An existing node's folder.
+        """Open the folder of an existing node.
 
         Raises:
             RunError: the folder is not a node's.
@@ -176,18 +183,17 @@ class NodeFolder:
         return cls(path)
 
     def policy(self) -> Policy:
-        """The current policy."""
+        """Read the policy from its file."""
         from fedlgm_nodes.policy import Policy
 
         return Policy.load(self.policy_file)
 
     def secret(self, ledger: NodeLedger) -> bytes:
-        """The noise key, 32 bytes. Until the first release every start of the service creates a new
-        key.
+        """The noise key, 32 bytes. Each call before the first release creates a new key, unless the
+        folder holds a key that the service did not make.
 
-        If anyone else made the key, that party could keep a copy and subtract all noise. The ledger
-        therefore records the digest of the key that its service makes, and no other key is used. In
-        particular, a key from a folder whose service was first started elsewhere is not used.
+        Anyone else who made the key could keep a copy and subtract all noise. The ledger therefore
+        records the digest of the key that its service makes, and no other key is used.
 
         Args:
             ledger: the node's ledger, open for writing.
@@ -215,11 +221,11 @@ class NodeFolder:
         return key
 
     def keyed_digest(self, text: str) -> str:
-        """A digest of a text that nobody can compute without the service's key."""
+        """A digest of a text that can be computed only with the service's key."""
         return hmac.new(self._key("service.key"), text.encode(), hashlib.sha256).hexdigest()
 
     def signer(self) -> Ed25519PrivateKey:
-        """The service's own key.
+        """The service's private key, with which it signs.
 
         Raises:
             RunError: the key is missing or damaged.
@@ -227,12 +233,12 @@ class NodeFolder:
         return Ed25519PrivateKey.from_private_bytes(self._key("service.key"))
 
     def test_seed(self) -> int | None:
-        """Seed of a node that was made for tests, else None."""
+        """The seed of a node that was made for tests; None for any other node."""
         file = self.path / "state" / "test-seed"
         return int(file.read_text()) if file.is_file() else None
 
     def public(self) -> PublicNode:
-        """Public data with which the server's operator enrols this node."""
+        """Read the public data with which the server's operator enrols this node."""
         return cast(PublicNode, tomllib.loads(self.public_file.read_text(encoding="utf-8")))
 
     def ledger(self, *, readonly: bool = False) -> NodeLedger:
@@ -248,7 +254,7 @@ class NodeFolder:
         )
 
     def record(self, identity: str) -> Record:
-        """The record of the node with this ledger.
+        """Open the record of the node whose ledger has this identity.
 
         Raises:
             LedgerError: see `Record`.
@@ -256,7 +262,7 @@ class NodeFolder:
         return Record(self.record_file, self.record_witness, identity, self._key("service.key"))
 
     def note_policy(self, record: Record, policy: Policy) -> None:
-        """Record the policy that the service enforces, if it differs from the previous policy.
+        """Record the policy that the service enforces, unless it equals the newest recorded policy.
 
         Args:
             record: the node's record.

@@ -1,9 +1,10 @@
-"""The node's ledger, with all releases of its data set over all runs and servers.
+"""The node's ledger, which lists all releases of its data set for all runs and servers.
 
-A release is one row, charged and on disk before anything leaves. Its inputs determine its name, so
-the same question is the same release. Rows form a hash chain. A witness file in another folder
-records the chain's head, which reveals an older copy, another ledger or an edited row. The ledger
-may show more than was released (after a crash between charge and reply), never less.
+A release is one row, which is charged and on disk before any of its numbers leave the node. Its
+inputs determine its name, so the same question is the same release. Rows form a hash chain. A
+witness file in another folder records the chain's head, which reveals an older copy, another ledger
+or an edited row. After a crash between charge and reply the ledger lists a release that was not
+sent, but it never omits one that was sent.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ _locked: set[tuple[int, int]] = set()  # databases that this process holds
 
 
 class NodeLedger:
-    """The ledger file and its witness, held by one process at a time.
+    """The ledger file and its witness. Only one process at a time can hold them for writing.
 
     Args:
         path: SQLite file made by `create`.
-        witness: JSON file made by `create`, best on another disk or backup schedule.
+        witness: JSON file made by `create`, best kept on another disk or in another backup.
         dataset: name of the data set to which the ledger must belong.
-        readonly: whether to read while another process charges; nothing is then locked or repaired.
+        readonly: whether to only read, possibly while another process charges. Nothing is then
+            locked or repaired.
 
     Raises:
         LedgerError: the ledger is missing, damaged, edited, rolled back, held by another process,
@@ -77,7 +79,8 @@ class NodeLedger:
         self._agreed = 0
         self._past: Past | None = None
         self._lock: int | None = None
-        # before the database is opened: SQLite may change what lies beside it
+        # this is read before the database is opened, because SQLite may change files in the
+        # database's folder
         seen = read_witness(self.witness)
         if not path.is_file():
             raise LedgerError(
@@ -103,14 +106,14 @@ class NodeLedger:
 
     @classmethod
     def create(cls, path: Path, witness: Path, dataset: str, *, test: bool = False) -> None:
-        """Make an empty ledger and its witness.
+        """Create an empty ledger and its witness.
 
         Args:
             path: SQLite file to make.
             witness: JSON file to make.
             dataset: name of the ledger's data set.
-            test: whether its releases have known noise keys; such a ledger can never be used for
-                private releases.
+            test: whether its releases have known noise keys. Such a ledger can never be used for
+                releases that protect anything.
 
         Raises:
             LedgerError: one of the files exists.
@@ -147,7 +150,7 @@ class NodeLedger:
             ]
 
     def find(self, request: str) -> Row | None:
-        """The release with that name, if it has been charged."""
+        """The release with this name; None if no such release has been charged."""
         with self._translate_errors():
             row = self._db.execute(
                 f"SELECT {_COLUMNS} FROM releases WHERE request = ?", (request,)
@@ -155,20 +158,20 @@ class NodeLedger:
         return None if row is None else Row(*row)
 
     def head_at(self, seq: int) -> str | None:
-        """Head of the chain after `seq` releases; None if there are fewer releases."""
+        """The head of the chain after `seq` releases; None if there are fewer releases."""
         if seq == 0:
             return self.identity
         return self._one("SELECT head FROM releases WHERE seq = ?", seq)
 
     def answer_digest(self, seq: int) -> str | None:
-        """Digest of the answer that release `seq` may have sent; None if nothing can have been
-        sent.
+        """Digest of the answer that may have been sent for release `seq`; None if no answer can
+        have been sent.
         """
         return self._one("SELECT digest FROM answers WHERE seq = ?", seq)
 
     def count(self, *, run: str | None = None, since: str | None = None) -> int:
-        """Number of releases: all, those whose run has this label, or those charged since a time
-        (UTC, ISO).
+        """Number of releases. If given, only releases of the run with this label count, and only
+        those charged at or after the time `since` (UTC, ISO).
         """
         wanted = {" AND run = ?": run, " AND charged_at >= ?": since}
         given = {clause: value for clause, value in wanted.items() if value is not None}
@@ -178,7 +181,9 @@ class NodeLedger:
         )
 
     def nearest(self, run: str, round: int) -> int | None:
-        """The released round of a run that is nearest to `round`; None if there is none."""
+        """The round nearest to `round` among the rounds of a run with a release; None if there is
+        none.
+        """
         query = "SELECT round FROM releases WHERE run = ? ORDER BY ABS(round - ?), round LIMIT 1"
         value = self._one(query, run, round)
         return None if value is None else int(value)
@@ -186,16 +191,16 @@ class NodeLedger:
     def epsilon(
         self, delta: float, protected: str, further: privacy.DpEvent | None = None
     ) -> float:
-        """Epsilon at `delta` of all charges, and of one further release if given, by PLD, or by RDP
-        for noise in shares.
+        """Epsilon at `delta` of all charges, together with one further release if given. The
+        accountant is PLD, or RDP if any of the noise is added in shares.
 
         Args:
-            delta: delta of the epsilon.
+            delta: the delta for which epsilon is computed.
             protected: the protected unit, `CLIENT` or `EXAMPLE`.
             further: cost of one more release.
 
         Raises:
-            LedgerError: charged releases protect less than this unit.
+            LedgerError: a charged release does not protect this unit.
         """
         with self._translate_errors():
             stated = {
@@ -224,29 +229,31 @@ class NodeLedger:
         return self._past.epsilon(events, delta, further, accountant)
 
     def noise_key(self) -> str:
-        """Digest of the noise key that the service has made for this ledger; empty if it has made
-        none yet.
+        """Digest of the noise key that the service has made for this ledger; empty if the service
+        has made none yet.
         """
         return self._one("SELECT value FROM meta WHERE key = 'noise_key'") or ""
 
     # -- charging ------------------------------------------------------------------------------------------------------
 
     def bind(self, noise_key: str) -> None:
-        """Record the digest of the noise key that the service is about to make; returns once it is
-        on disk.
+        """Record the digest of the noise key that the service is about to write, and return once
+        the digest is on disk.
         """
         self._require_held()
         with self._translate_errors():
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('noise_key', ?)", (noise_key,))
 
     def release_for(self, question: str) -> str | None:
-        """Name of the release for the digest of a question, the digest of a cohort, or a lasting
-        name (`Naming.lasting_name`). None if there is no such release.
+        """Name of the release that is recorded for a question's digest, a cohort's digest or a
+        lasting name (`Naming.lasting_name`); None if there is no such release.
         """
         return self._one("SELECT request FROM questions WHERE digest = ?", question)
 
     def remember(self, question: str, request: str) -> None:
-        """Record which release answers a question."""
+        """Record which release belongs to a question's digest or a lasting name, unless one is
+        recorded already.
+        """
         with self._translate_errors():
             self._db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (question, request))
 
@@ -258,14 +265,15 @@ class NodeLedger:
 
         Args:
             request: name of the release.
-            event: cost of the release, also as JSON (see `fedlgm.privacy.events.encode`).
+            event: cost of the release, as an event or in the JSON form of
+                `fedlgm.privacy.events.encode`.
             trust: trust model of the release.
             run: label of the run that asks.
             round: round of that run.
             data: digest of the data.
             protects: unit and relation of the cost, `CLIENT` or `EXAMPLE`.
-            only_for: digests of the question and the cohort, and the lasting name. No other release
-                is made for these (see `release_for`).
+            only_for: digests of the question and of the cohort, and the lasting name. No other
+                release can be charged for any of them (see `release_for`).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -298,21 +306,19 @@ class NodeLedger:
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?)", (seq, digest, now))
 
     def rolled_back(self, signed: Position) -> None:
-        """Record the proof that this ledger is not the ledger for which its service has signed. The
-        ledger then does not open again.
-
-        The ledger does not open even if it has since grown longer than the signed ledger.
+        """Record in the witness a position that the service has signed and this ledger does not
+        have. The ledger then does not open again, even if it grows longer than the signed ledger.
         """
         self.identity, self.seq, self.head = signed.ledger, signed.seq, signed.head
         self._witness()
 
     def agreement(self, subject: str) -> str | None:
-        """The agreement about a subject of a secure sum; None if there is none."""
+        """The agreement that is recorded for a subject (see `agree`); None if there is none."""
         return self._one("SELECT survivors FROM agreed WHERE cohort = ?", subject)
 
     def agree(self, subject: str, agreement: str) -> None:
-        """Record the only agreement ever made about a subject; it and the witness are on disk when
-        it returns.
+        """Record the only agreement that is ever made about a subject, and return once the
+        agreement and the witness are on disk.
 
         Args:
             subject: digest of a cohort, or of a node's keys for an attempt.
@@ -344,18 +350,18 @@ class NodeLedger:
         self.close()
 
     def _hold(self) -> None:
-        """Lock the database itself: a lock file could be removed, and two services would then spend
-        one budget.
+        """Lock the database file itself. A separate lock file could be removed, and two services
+        would then spend one budget.
 
         Raises:
-            LedgerError: another process, or another object of this one, has locked it.
+            LedgerError: another process, or another object in this process, has locked the file.
         """
         held = LedgerError(
             f"another process holds the ledger {self.path}: is the service running already?"
         )
         if _identity(self.path.stat()) in _locked:
-            # this is checked before the file is opened, because closing it would end SQLite's own
-            # locks in this process
+            # this is checked before the file is opened, because closing the file would release the
+            # locks that SQLite holds in this process
             raise held
         self._lock = os.open(self.path, os.O_RDWR)
         try:
@@ -366,8 +372,8 @@ class NodeLedger:
         _locked.add(_identity(os.fstat(self._lock)))
 
     def _require_held(self) -> None:
-        """Refuse to write if another file has replaced the ledger's file. Another service could
-        lock and charge that file.
+        """Refuse to write if another file has replaced the ledger's file, because another service
+        could lock and charge the new file.
 
         Raises:
             LedgerError: the file was replaced or removed, for example by a restored backup.
@@ -434,7 +440,7 @@ class NodeLedger:
                 f"secure sums, but its witness saw {seen.agreed}"
             )
         if (self.seq, self._agreed) > (seen.seq, seen.agreed) and not self._readonly:
-            # the service ended after it wrote a row and before it wrote the witness
+            # the service was ended between writing a row and writing the witness
             self._witness()
 
     def _witness(self) -> None:
@@ -460,5 +466,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _identity_suffix(dataset: str) -> str:
-    """Suffix of a ledger's identity, from which its chain starts."""
+    """Suffix of a ledger's identity, which ties the ledger to its data set. The chain starts from
+    the identity.
+    """
     return "." + digest("data set", dataset)[:16]

@@ -1,5 +1,5 @@
-"""The process of a release service: connections on its socket, one release at a time, in bounded
-time and memory.
+"""The process of a release service, which accepts connections on its socket and makes one release
+at a time, in bounded time and memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class Listener:
-    """Takes questions for a service from any sender, and sends its answers.
+    """Receives questions for a service from any sender, and sends its answers.
 
     Args:
-        service: the service, which is closed at the end.
+        service: the service, which `serve` closes when it ends.
     """
 
     def __init__(self, service: Service) -> None:
@@ -52,7 +52,7 @@ class Listener:
         return self._service.policy
 
     async def serve(self) -> None:
-        """Answer until SIGTERM or SIGINT, or until the ledger cannot be used.
+        """Answer questions until SIGTERM or SIGINT arrives, or until the ledger cannot be used.
 
         Raises:
             LedgerError: the ledger cannot be used until it is opened and verified again, for
@@ -60,7 +60,8 @@ class Listener:
         """
         self._folder.check_length()
         stop = self._stop
-        # before the socket exists, which shows that the service is up
+        # the handlers are added before the socket exists, because the socket shows that the service
+        # is up
         for number in (signal.SIGTERM, signal.SIGINT):
             # this fails outside the main thread
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
@@ -98,12 +99,12 @@ class Listener:
             reads = self._service.data_reads
             answer = await self._answer(ask, body, began)
             if ask.ask in STEPS and not ask.trains and reads == self._service.data_reads:
-                # such an answer does not depend on the data, and each vector needs four such
-                # answers
+                # such an answer does not depend on the data and is not delayed, because each vector
+                # needs up to four such answers
                 began = None
         except Refusal as refusal:
             if refusal.code == "slow":
-                # the policy has set the time at which this refusal leaves, even if the work has not
+                # this refusal is sent at a time that the policy sets, even if the work has not
                 # ended
                 began = None
             _log.info("refused (%s): %s [user %d, process %d]", refusal.code, refusal.why, uid, pid)
@@ -112,7 +113,7 @@ class Listener:
             self._open -= 1
             writer.close()
             return
-        except Exception:  # nothing that a question holds may end the service, or show in an answer
+        except Exception:  # no question may end the service, and no answer may show the error
             _log.exception("a question failed [user %d, process %d]", uid, pid)
             answer = Answer(Refusal("failed", "see this node's log").header)
         if began is not None:
@@ -125,8 +126,8 @@ class Listener:
                 writer.write(answer.body)  # separately, because joining would copy it once more
                 await writer.drain()
         except (OSError, TimeoutError):
-            # if the connection were closed in the usual way, it would keep the answer until someone
-            # reads it
+            # a connection that is closed in the usual way would hold the answer in memory until it
+            # is read
             writer.transport.abort()
         finally:
             self._open -= 1
@@ -164,8 +165,8 @@ class Listener:
             raise Refusal("malformed", first_problem(error)) from error
 
     async def _turn(self) -> None:
-        """Wait until no other question is being processed; the caller then calls
-        `_busy.release`.
+        """Wait until no other question is being processed, and take the lock `_busy`, which
+        `_answer` releases.
         """
         try:
             async with asyncio.timeout(self._policy.limits.queue_seconds):
@@ -178,8 +179,8 @@ class Listener:
         work = loop.run_in_executor(None, self._service.answer, ask, body)
 
         def end_turn(work: asyncio.Future[Answer]) -> None:
-            # If a turn could end at other times than answers are sent, questions that wait for
-            # their turn would show when training ended.
+            # If a turn could end before its answer is sent, a question that waits for its turn
+            # would show when training ended.
             refused = work.cancelled() or isinstance(work.exception(), Refusal)
             timed = (ask.trains and not refused) or reads != self._service.data_reads
             loop.call_later(self._seconds_left(began) if timed else 0.0, self._busy.release)
@@ -193,7 +194,7 @@ class Listener:
             raise Refusal("slow", why) from None
 
     def _seconds_left(self, began: float) -> float:
-        """Seconds until the next moment at which a result may be sent, for work that began at
+        """Seconds until the next time at which a result may be sent, for work that began at
         `began`.
         """
         limits, elapsed = self._policy.limits, time.monotonic() - began
@@ -201,11 +202,12 @@ class Listener:
 
 
 def moment(elapsed: float, every: float, longest: float) -> float:
-    """Time at which the answer to `elapsed` seconds of work is sent: `every`, twice that time, four
-    times that time and so on, or `longest`.
+    """The time at which the answer to `elapsed` seconds of work is sent, which is `every`, twice
+    `every`, four times `every` and so on, or `longest`.
 
-    The time of training depends on the number of examples. Because few times are possible, they
-    reveal little about this number. If `every` equals `longest`, there is only one possible time.
+    The time of training depends on the number of examples. Because there are few possible times,
+    the time of an answer reveals little about this number. If `every` equals `longest`, there is
+    only one possible time. If `every` is 0, the answer is sent at once.
 
     Example:
         >>> [moment(seconds, 0.5, 10.0) for seconds in (0.1, 0.5, 0.6, 1.9, 9.0)]
@@ -218,7 +220,7 @@ def moment(elapsed: float, every: float, longest: float) -> float:
 
 
 def run(folder: Path) -> None:
-    """Serve a node's folder until SIGTERM or SIGINT.
+    """Run the service of a node's folder until SIGTERM or SIGINT arrives.
 
     Raises:
         FedlgmError: the folder cannot be served.
@@ -236,12 +238,13 @@ def run(folder: Path) -> None:
 
 
 def _listen(path: Path, group: str) -> socket.socket:
-    """A listening socket that only the folder's user and group may connect to.
+    """Create the service's listening socket, to which only the service's user and the given group
+    may connect.
 
     Raises:
-        RunError: the socket cannot be made, or another service listens on it. That service then
-            holds a ledger whose file was replaced. Otherwise the ledger's lock would have kept this
-            service from running.
+        RunError: the socket cannot be created, or another service listens on it. The other service
+            then holds a ledger whose file was replaced, since the ledger's lock would otherwise
+            have kept this service from starting.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
@@ -262,7 +265,7 @@ def _listen(path: Path, group: str) -> socket.socket:
         if group:
             os.chown(draft, -1, grp.getgrnam(group).gr_gid if not group.isdigit() else int(group))
         listener.listen(64)
-        draft.replace(path)  # of a service that has ended
+        draft.replace(path)  # the old socket belongs to a service that has ended
     except (OSError, KeyError) as error:
         listener.close()
         raise RunError(explain_failure(f"cannot listen on {path}", error)) from error
@@ -272,7 +275,7 @@ def _listen(path: Path, group: str) -> socket.socket:
 
 
 def _peer(link: Any) -> tuple[int, int, int]:
-    """(process, user, group) of the peer, as reported by the kernel."""
+    """Numbers of the process, user and group that have connected, as reported by the kernel."""
     return struct.unpack(
         "3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )  # type: ignore[return-value]

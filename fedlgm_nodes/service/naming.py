@@ -1,8 +1,8 @@
-"""The names of a node's releases, by which the ledger finds what has been charged.
+"""The names of a node's releases, by which the ledger finds releases that have been charged.
 
-The service names releases itself. The training process runs other people's models and losses. If
-such code could choose a name, it could make a new release under an earlier charge. That charge may
-have paid for a release with more noise.
+The service names releases itself, because the training process runs other people's models and
+losses. If such code could choose a name, it could make a new release under an earlier charge, for
+example the charge of a release with more noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedlgm_nodes.service.request import Request
 
 @dataclass(frozen=True)
 class Naming:
-    """Names of the releases of one state of a node.
+    """Gives names to the releases of a node with a given policy, key, data and version of torch.
 
     Attributes:
         policy: the node's policy.
@@ -36,22 +36,23 @@ class Naming:
     def name(self, request: Request, run: str, cohort: str = "") -> str:
         """Name of the release: a keyed digest of everything that determines its numbers.
 
-        The data are included: otherwise an additional record would be released with the same noise
-        as before, and the difference of the two answers would reveal it. Under local trust the
-        run's label is not included, so the same question costs once. Under central trust every run
-        adds its own noise to its answers and invites this node by its own schedule, so an answer to
-        another run is another participation. In a secure sum the cohort's digest is included, since
-        the cohort's next attempt is another release with other noise.
+        The data are included. Otherwise a release after a record was added would have the same
+        noise as before, and the difference of the two answers would reveal the record. Under local
+        trust the run's label is not included, so the same question costs only once, whichever runs
+        ask it. Under central trust every run adds its own noise and invites this node by its own
+        schedule, so the label is included, and an answer to another run is another participation.
+        In a secure sum the cohort's digest is included, since another attempt is another release
+        with other noise.
         """
         return self._digest(request, run, cohort, self.torch, self.policy.limits.threads)
 
     def lasting_name(self, request: Request, run: str, cohort: str = "") -> str:
-        """A name of the release that stays the same with another version of torch and another
-        number of threads.
+        """A name of the release that does not depend on the version of torch and the number of
+        threads.
 
-        With the lasting name, the service finds a release that was charged before, and the name of
-        that release. If the answer of that release may have left, the release is not made again,
-        because a last bit could differ under the same noise.
+        With the lasting name, the service finds the name under which the release was charged
+        before. If the answer of that release may have been sent, the release is not made again,
+        because its last bits could differ although the noise is the same.
         """
         return self._digest(request, run, cohort, "lasting")
 

@@ -1,15 +1,17 @@
-"""People whose data lie at several nodes: each person counts at one node, and the other nodes leave
+"""People whose data lie at several nodes. Each person counts at one node, and the other nodes leave
 out the person's rows.
 
 The operators agree outside of this library on pseudonyms, and on the one node that uses a person's
 data. A node's policy names the column of pseudonyms, and a file with the pseudonyms of the people
-who count at other nodes. Their rows are dropped as the table is read, so nothing that is made of
-the data depends on them. Adding or removing a person then changes the data of one node only, and
-the person's epsilon is the epsilon of this node's ledger, for any number of nodes and runs.
+who count at other nodes. The node drops the rows of these people when it reads the table, so no
+release depends on the dropped rows. Adding or removing a person then changes the data of only one
+node, and the person's epsilon is the epsilon of that node's ledger, for any number of nodes and
+runs.
 
-That holds only if a person never moves. The node therefore records, from before its first release,
-who has counted here and who has counted elsewhere. It refuses data in which a person has moved.
-Nobody can check that the operators' lists agree: a person whom no list names counts at every node.
+This holds only if no person ever moves from one node to another. The node therefore records, from
+before its first release, who has counted at this node and who has counted elsewhere, and refuses
+data in which a person has moved. The library cannot check that the operators' lists agree. A person
+whom no list names counts at every node that has rows of this person.
 """
 
 from __future__ import annotations
@@ -26,16 +28,18 @@ from fedlgm_nodes.policy import People
 from fedlgm_nodes.protocol.messages import digest
 
 _PSEUDONYM = re.compile(r"[0-9a-f]{64}")
-"""Two spellings would be two people, so there is one form: a SHA-256 in lower case."""
+"""The only accepted form of a pseudonym, a SHA-256 in lower case, because two spellings would count
+as two people.
+"""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Where people count.
+    """The people who count at this node and at other nodes.
 
     Attributes:
         here: pseudonyms of the people whose rows this node uses.
-        elsewhere: pseudonyms of the people on its list, who count at other nodes.
+        elsewhere: pseudonyms of the people on this node's list, who count at other nodes.
     """
 
     here: frozenset[str]
@@ -43,7 +47,7 @@ class Counted:
 
     @property
     def digest(self) -> str:
-        """Digest of the list; the order of its lines does not matter."""
+        """Digest of the list of people who count elsewhere, whatever the order of its lines."""
         return digest("people elsewhere", *sorted(self.elsewhere))
 
     def settle(self, file: Path, released: bool) -> None:
@@ -51,11 +55,11 @@ class Counted:
 
         Args:
             file: the node's file that records who counts where.
-            released: whether its ledger has releases.
+            released: whether the node's ledger has releases.
 
         Raises:
-            DataError: a person who counted here is listed, a listed person counts here, or the
-                releases were made before people were stated.
+            DataError: a person who counted at this node is now on the list, a person who was on the
+                list now counts at this node, or there are releases but no file.
         """
         here, elsewhere = set(self.here), set(self.elsewhere)
         if released:
@@ -78,7 +82,7 @@ class Counted:
 
 
 def read_list(people: People, folder: Path) -> frozenset[str]:
-    """The pseudonyms of the people who count at other nodes.
+    """Read the pseudonyms of the people who count at other nodes.
 
     Raises:
         DataError: the file is missing, or a line is not a pseudonym.
@@ -94,7 +98,7 @@ def read_list(people: People, folder: Path) -> frozenset[str]:
 
 
 def require_once(counted: Counted, rows: int) -> None:
-    """Refuse several rows of one person where the budget protects single examples.
+    """Refuse several rows of one person. This is for budgets that protect single examples.
 
     Raises:
         DataError: a person has more than one row.
@@ -108,10 +112,10 @@ def require_once(counted: Counted, rows: int) -> None:
 
 
 def pseudonyms(column: Iterable[object], name: str) -> list[str]:
-    """The pseudonym of each row.
+    """The pseudonyms in a column, one for each row.
 
     Raises:
-        DataError: a row has none.
+        DataError: a value is not a pseudonym.
     """
     return _checked(column, f"data.people: column {name!r}")
 

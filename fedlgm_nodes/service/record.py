@@ -1,9 +1,10 @@
-"""The node's record: requests, decisions, releases, refusals, policies and pauses, in one chain.
+"""The node's record of requests, decisions, releases, refusals, policies and pauses, as one chain
+of rows.
 
-Each row is one line of JSON. Its head is a keyed digest of the row and of the head before it, so
-a row that was edited, removed, copied or written without the node's service key is recognised. A
-witness file in another folder has the newest head, which reveals an older copy. The service and the
-operator's commands append under one lock, and a row is on disk before it takes effect.
+Each row is one line of JSON. Its head is a keyed digest of the row and of the head before it, so a
+row that was edited, removed, copied or written without the node's service key is recognised. A
+witness file in another folder holds the newest head, which reveals an older copy. The service and
+the operator's commands append rows under one lock, and a row is on disk before it takes effect.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from fedlgm_nodes.service.witness import read as read_witness
 from fedlgm_nodes.service.witness import write as write_witness
 
 KINDS = ("request", "approve", "deny", "release", "refusal", "policy", "pause", "resume")
-# largest number of refusals that are recorded per day, because strangers can cause refusals
+# largest number of refusals that are recorded per day, because anyone may be able to cause refusals
 _MOST_REFUSALS = 100
 
 
 class Record:
-    """The record's file, and what its rows say.
+    """The record's file, and the state that follows from its rows.
 
     Args:
-        path: JSON lines; made by the first row.
-        witness: JSON file; made by the first row, best on another disk.
+        path: file of JSON lines, created with the first row.
+        witness: JSON file, created with the first row, best kept on another disk.
         ledger: identity of the node's ledger, from which the chain starts.
-        key: secret of 32 bytes, the node's service key.
+        key: the node's service key, a secret of 32 bytes.
 
     Raises:
         LedgerError: a row was changed or removed, or the file is older than its witness.
@@ -55,7 +56,7 @@ class Record:
         self._counts: dict[str, int] = {}
         self._refusals: dict[str, set[tuple[str, str]]] = {}  # by day
         self.policy: dict[str, Any] = {}
-        """Newest row of a policy; empty if there is none."""
+        """The newest row that records a policy; empty if there is none."""
         self._read, self._head = 0, ledger
         seen = read_witness(witness) if witness.exists() else Seen(ledger, 0, ledger, 0)
         self.refresh()
@@ -90,8 +91,8 @@ class Record:
             raise LedgerError(
                 explain_failure(f"the record {self.path} cannot be read", error)
             ) from error
-        # The text after the last end of a line is a row whose writer was killed. Such a row had no
-        # effect.
+        # Text after the last end of a line is an incomplete row, whose writer was killed. Such a
+        # row has no effect.
         for line in lines[: lines.rfind(b"\n") + 1].splitlines(keepends=True):
             self._take(line)
 
@@ -134,7 +135,7 @@ class Record:
         return hmac.new(self._key, text, hashlib.sha256).hexdigest()
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append one row; it and the witness are on disk when it returns.
+        """Append one row, and return once the row and the witness are on disk.
 
         Raises:
             LedgerError: the row cannot be written, or the record was changed.
@@ -148,7 +149,7 @@ class Record:
             }
             row |= fields
             head = self._head_after(row)
-            os.ftruncate(file, self._read)  # a row whose writer was killed
+            os.ftruncate(file, self._read)  # removes an incomplete row, whose writer was killed
             line = canonical(row | {"head": head}).encode() + b"\n"
             if os.pwrite(file, line, self._read) != len(line):
                 raise OSError("the disk is full")
@@ -170,25 +171,28 @@ class Record:
             raise LedgerError(explain_failure(what, error)) from error
 
     def refuse(self, code: str, why: str, asked_by: str, run: str) -> None:
-        """Record a refusal, once a day for each reason and at most 100 times a day."""
+        """Record a refusal, unless it was recorded with the same code and reason today, or 100
+        refusals were recorded today.
+        """
         today = datetime.now(UTC).date().isoformat()
         recorded = self._refusals.get(today, set())
         if (code, why) not in recorded and len(recorded) < _MOST_REFUSALS:
             self.append("refusal", code=code, why=why, asked_by=asked_by, run=run)
 
     def forget(self, ledger: str) -> None:
-        """Let the witness accept any record of `ledger`, after this node's ledger was rolled back.
+        """Make the witness accept any record that belongs to `ledger`. This is for a node whose
+        ledger was rolled back.
 
-        The service refuses to start until the right ledger is restored, and its record with it.
+        The service refuses to start until the right ledger is restored, together with its record.
         """
         write_witness(self._witness, Seen(ledger, 0, ledger, 0))
 
     def note_policy(self, policy: str, values: dict[str, Any]) -> None:
-        """Record a policy, if it differs from the newest recorded policy.
+        """Record a policy, unless it equals the newest recorded policy.
 
         Args:
             policy: digest of the policy's file.
-            values: the policy, as JSON.
+            values: values of the policy, as in JSON.
 
         Raises:
             LedgerError: see `append`.
@@ -197,11 +201,11 @@ class Record:
             self.append("policy", policy=policy, values=values)
 
     def recorded(self, release: int) -> bool:
-        """Whether the record has the row of a release of the ledger."""
+        """Whether the release with this number in the ledger has a row in this record."""
         return release in self._releases
 
     def release_heads(self) -> dict[int, str]:
-        """Number of each recorded release -> head of the ledger's chain after this release."""
+        """For each recorded release, its number and the head of the ledger's chain after it."""
         return dict(self._releases)
 
     def state(self, work: str) -> str:
@@ -222,10 +226,10 @@ class Record:
         return "approved" if most is None or used < most else "used up"
 
     def find(self, prefix: str) -> dict[str, Any]:
-        """The request whose digest begins with `prefix`, which has at least 8 digits.
+        """The only request whose digest begins with `prefix`, which must have at least 8 digits.
 
         Raises:
-            LedgerError: no request has such a digest, or several requests do.
+            LedgerError: the prefix is too short, or no request or more than one has such a digest.
         """
         fits = [work for work in self.requests if len(prefix) >= 8 and work.startswith(prefix)]
         if len(fits) != 1:

@@ -1,9 +1,10 @@
-"""Forwards bytes between Flower and a node's release service. It holds nothing private and imports
-no torch.
+"""The relay, which forwards bytes between Flower and a node's release service. It has no keys or
+data and imports no torch.
 
-The header of the service's frame travels as text in the message's config record. The model and the
-answer travel as bytes in such records. A malicious relay can lose or damage messages, but it cannot
-read data or make the service release more than its policy permits.
+The header of a frame travels as text in a config record of the message. The body of a frame, such
+as the model or an answer's numbers, travels as bytes in config records. A malicious relay can lose
+or damage messages, but it cannot read the node's data or make the service release more than its
+policy permits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _TIMEOUT = 3600.0
 
 
 def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) -> RecordDict:
-    """Pass a Flower message's question to the service, and return its answer as records.
+    """Pass the question in a Flower message to the service, and return the answer as records.
 
     Args:
         content: content of a message of `fedlgm_nodes.server.link`.
@@ -33,7 +34,8 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
         timeout: seconds for the exchange.
 
     Raises:
-        RunError: the content is not such a message, or the service cannot be reached.
+        RunError: the content holds no question, or the service cannot be reached or does not
+            answer.
     """
     config = content.config_records.get(wire.CONFIG, ConfigRecord())
     header = config.get(HEADER)
@@ -45,7 +47,7 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
     body = frames.body_of(content.config_records, key)
     answer, numbers = frames.exchange(str(socket), header, body, timeout=timeout)
     records = frames.body_records(numbers, key)
-    # the first part is in the header's record, which saves one object
+    # the first part goes into the header's record, which saves one object
     first = records.pop(f"{BODY}.0", {})
     reply = RecordDict({wire.CONFIG: ConfigRecord({HEADER: json.dumps(answer), **first})})
     reply.update({name: ConfigRecord(dict(values)) for name, values in records.items()})
@@ -53,14 +55,14 @@ def forward(content: RecordDict, socket: str | Path, timeout: float = _TIMEOUT) 
 
 
 def make_client_app() -> ClientApp:
-    """ClientApp for stock Flower. It asks the service whose socket the SuperNode's `--node-config`
-    names.
+    """Make a ClientApp for unmodified Flower, which asks the service whose socket is named in the
+    SuperNode's `--node-config`.
 
         flower-supernode ... --node-config 'release-socket="/srv/node/run/release.sock"'
 
-    Flower starts its process for each message, from uploaded code. Run the SuperNode as a user that
-    can only connect to the socket and cannot read the node's files. `fedlgm_nodes.service.executor`
-    needs no uploaded code.
+    Flower starts a process with uploaded code for each message. Run the SuperNode as a user who may
+    connect to the socket but cannot read the node's files. `fedlgm_nodes.service.executor` needs no
+    uploaded code.
     """
     app = ClientApp()
     handle: Callable[[Message, Context], Message] = _relay

@@ -1,4 +1,4 @@
-"""One release of a node: train on its data, bound the update, add the node's noise."""
+"""Makes a release. The node trains on its data, bounds the update and adds its noise."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from fedlgm_nodes.service.workshop import Workshop
 
 @dataclass(frozen=True)
 class Charged:
-    """The budget of a release that was charged to the ledger by its name, before training.
+    """The budget for a release that was charged to the ledger before training.
 
     Attributes:
-        keys: rings derived from the name.
+        keys: key rings that are derived from the release's name.
     """
 
     keys: Keys
 
     def admit(self, asked: Asked) -> Keys:
-        """The rings of the release, which the service has admitted."""
+        """The key rings of the release, which the service has already admitted."""
         return self.keys
 
     def charge(self, noised: Noised) -> None:
@@ -53,14 +53,15 @@ class Charged:
 
 
 class Releaser:
-    """The node's data and trainer, which stay in memory.
+    """Makes releases from the node's data. The data and the trainer stay in memory.
 
     Args:
         policy: the node's policy.
         data: examples of the node.
         data_digest: digest of the examples.
-        secret: the node's noise key, 32 bytes from the operating system.
-        test_seed: for tests only: noise of a simulation with this seed, which protects nothing.
+        secret: the node's noise key, 32 random bytes from the operating system.
+        test_seed: for tests only, the seed of a simulation whose noise the releases get. Such noise
+            protects nothing.
     """
 
     def __init__(
@@ -74,14 +75,15 @@ class Releaser:
         self.policy, self._data, self.data_digest, self._secret = policy, data, data_digest, secret
         policy.allow.check_names()
         for name in policy.allow.tasks:
-            # refused now, not in the middle of a run
+            # unsuitable data are refused now, not in the middle of a run
             node_data.targets(policy.data, data.y, tasks.get(name))
         self._test_seed = test_seed
         self.workshop = Workshop(policy)
         self._tried: tuple[str, str, bool] | None = None  # the work that `prepare` tried last
 
     def warm(self) -> None:
-        """Take one step on the first example with a small model.
+        """Train a small model for one step on the first example, so that later training starts
+        faster.
 
         Raises:
             ConfigError: no model fits the policy's data.
@@ -103,11 +105,11 @@ class Releaser:
     def understand(
         self, round: int, plan: str, work: Work, model: np.ndarray | None = None
     ) -> Request:
-        """Build the objects of a work and parse the plan of its release, which the policy admits.
-        Without a model, the request is for any model of this work.
+        """Build the objects of a work, parse the release's plan and check it against the policy. If
+        no model is given, a model of zeros takes its place.
 
         Raises:
-            Refusal: the question is malformed or not allowed; the reason does not depend on the
+            Refusal: the question is malformed or not allowed. The reason does not depend on the
                 data.
         """
         job = self.workshop.job(work)
@@ -134,12 +136,12 @@ class Releaser:
         return naming.name(request, run, cohort)
 
     def prepare(self, request: Request) -> None:
-        """Build the objects of a release and try them on an artificial example, before anything is
-        charged.
+        """Build the objects of a release and try them on an artificial example. The service calls
+        this before it charges anything.
 
         Raises:
-            Refusal: the objects fail for any data of this node, for example because the model takes
-                other inputs.
+            Refusal: the objects would fail on any data of this node, for example because the model
+                needs inputs of another shape.
         """
         tried = (
             _unit(request).name,
@@ -171,10 +173,11 @@ class Releaser:
         self._tried = tried
 
     def make(self, request: Request, name: str) -> np.ndarray:
-        """The numbers of a charged release: bounded and, under local trust, noised, [plan.size].
+        """Make the numbers of a charged release, which are bounded and, under local trust, noised,
+        [plan.size].
 
-        The dtype is float32 if it is exact (as usual, since released values lie on a grid),
-        otherwise float64.
+        The dtype is float32 if it represents all numbers exactly, and otherwise float64. It usually
+        does, since released values lie on a grid.
         """
         wide = self._release(request, name).numpy()
         with np.errstate(over="ignore"):
@@ -182,8 +185,8 @@ class Releaser:
         return narrow if np.array_equal(narrow, wide) else wide
 
     def words(self, request: Request, name: str) -> np.ndarray:
-        """The node's charged part of a secure sum: bounded, rounded, with its share of the noise,
-        uint32 [size].
+        """Make the node's charged vector for a secure sum, which is bounded, rounded and has the
+        node's share of the noise, uint32 [size].
         """
         return words(self._release(request, name).numpy())
 
@@ -197,19 +200,20 @@ class Releaser:
                 seeded, seeded.derive(model.numpy().tobytes(), request.plan.to_json().encode())
             )
         asked = Asked(request.plan, model, request.round, [self.policy.node.client])
-        # threads of services that share cores would wait for one another
+        # the number of threads is limited, because the threads of services on the same cores would
+        # wait for each other
         with torch_threads(self.policy.limits.threads):
             return client_release(self._contributions(request), Charged(keys), asked).total
 
     def _contributions(self, request: Request) -> Contributions:
-        """The node's contribution."""
+        """The node's contribution to a release, not yet computed."""
         job = self.workshop.job(request.work)
 
         def client_data(
             client: int,
-        ) -> ClientData:  # it is called where an error in this node's data is caught
-            # a task of the operator's own could keep targets, and use them for other targets or for
-            # losses
+        ) -> ClientData:  # called where an error in this node's data is caught
+            # a task that the operator has written could store targets, and use them for other
+            # targets or for losses
             task = fresh(job.task)
 
             def targets(y: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""The parsed content of a question, and the plain values in which layers are passed between
-processes.
+"""The request, which is the parsed content of a question, and the plain values that pass a table of
+layers between processes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedlgm_nodes.service.work import Work
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed and admitted question; nothing has been charged or computed for it.
+    """A parsed question for a release, whose plan the policy admits.
 
     Attributes:
         round: round of the run that asks.
         plan: plan of the release.
-        text: the plan as it was received.
+        text: JSON text of the plan, as it was received.
         model: the global model, float32 [D].
-        work: names and settings.
+        work: the requested work.
         data: digest of the examples for which the question was parsed.
     """
 
@@ -44,7 +44,7 @@ class Request:
 
 
 def parse_plan(layers: LayerTable, text: str, policy: Policy) -> ReleasePlan:
-    """The plan of a release, which the policy admits.
+    """Parse the plan of a release and check it against the policy.
 
     Raises:
         Refusal: the plan is malformed or not allowed.
@@ -58,7 +58,7 @@ def parse_plan(layers: LayerTable, text: str, policy: Policy) -> ReleasePlan:
 
 
 def layer_values(layers: LayerTable) -> list[Any]:
-    """Plain values of a table, for `layers_of`.
+    """Convert a table of layers to plain values, from which `layers_of` makes an equal table.
 
     Example:
         >>> layers_of(layer_values(LayerTable.from_sizes({"wide": 8, "narrow": 2}))).offsets
@@ -71,7 +71,7 @@ def layer_values(layers: LayerTable) -> list[Any]:
 
 
 def layers_of(values: list[Any]) -> LayerTable:
-    """The table that `layer_values` describes."""
+    """Make a table of layers from the plain values that `layer_values` returns."""
     layers, end = [], 0
     for name, parts, slots in values:
         start, rows = end, []

@@ -1,4 +1,4 @@
-"""One release in a node's ledger, and its protection."""
+"""The row of a release in a node's ledger, and the names of what a budget protects."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ _PROTECTED: dict[str, str] = {"client": CLIENT, "example": EXAMPLE}
 
 
 def protected(privacy: Privacy) -> str:
-    """Unit and neighbouring relation that a policy's budget protects, and at how many nodes."""
+    """The unit and the neighbouring relation of a policy's budget, with the number of nodes at
+    which a person may have rows.
+    """
     return at_nodes(_PROTECTED[privacy.unit], privacy.nodes)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One release.
+    """One release in a node's ledger.
 
     Attributes:
         seq: number, from 1.
         request: name of the release, a digest of all its inputs.
         event: cost of the release, JSON of `fedlgm.privacy.events.encode`.
         trust: trust model of the release.
-        run: label of the first run that asked.
+        run: label of the first run that requested the release.
         round: round of this run.
         data: digest of the data.
         charged_at: time of the charge, UTC.
-        head: head of the chain with this row.
+        head: head of the hash chain after this row.
         protects: unit and neighbouring relation of the event, `CLIENT` or `EXAMPLE`.
     """
 
@@ -47,7 +49,7 @@ class Row:
     protects: str
 
     def head_after(self, before: str) -> str:
-        """Head computed from the previous head and this row's columns."""
+        """The head after this row, computed from the head before it and the row's columns."""
         columns = (
             self.seq,
             self.request,

@@ -1,16 +1,16 @@
-"""The release service, which answers questions about the node's data within the policy and charges
-them.
+"""The release service, which answers questions about the node's data as far as the policy permits,
+and charges every release to the ledger.
 
     admit -> understand -> price -> trial -> charge, on disk -> train, bound, noise -> keep the answer
     -> send it
 
-A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`). Each step passes the same
+A release in a secure sum takes five steps (`fedlgm_nodes.secagg.steps`), which pass the same
 checks. Only "mask" reads data and is charged.
 
-The service makes one release at a time. `listener` runs the service. It trusts only the user that
-the kernel reports, and no statement of a client process about the run, the round or the sender. Its
-answers hold no figures without noise, except for the bounded update of central trust if the policy
-permits it.
+The service makes one release at a time. `listener` runs the service. About the sender of a
+question, the service trusts only the user that the kernel reports and the server's signature, and
+not what the sending process claims. No answer holds numbers without noise, except for bounded
+updates under central trust, if the policy permits it.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class Service:
-    """The service of one node's folder.
+    """The release service of one node.
 
     Args:
         folder: the node's folder.
 
     Raises:
-        FedlgmError: policy, keys, data or ledger cannot be used; nothing has been charged.
+        FedlgmError: the policy, the keys, the data or the ledger cannot be used. Nothing has been
+            charged.
     """
 
     def __init__(self, folder: NodeFolder) -> None:
@@ -91,7 +92,7 @@ class Service:
         )
 
     def _enforce(self, policy: Policy) -> None:
-        """Use a policy from now on."""
+        """Apply this policy to all later questions."""
         self._account.close()
         self._account = AccountingProcess(self.folder, policy, self._ledger)
         self._account.epsilon()  # refused if rows protect less than the budget does
@@ -101,9 +102,10 @@ class Service:
         self.policy = policy
 
     def _follow_operator(self) -> None:
-        """If `fedlgm node reload` has recorded another policy since, use that policy.
+        """Apply the policy that `fedlgm node reload` has recorded, if it is newer than the one in
+        use.
 
-        The record's row holds the policy, so a file that is being edited is never read.
+        The policy is taken from the record's row, so a file that is being edited is never read.
         """
         self._record.refresh()
         row = self._record.policy
@@ -117,18 +119,19 @@ class Service:
 
     @property
     def data_reads(self) -> int:
-        """Number of times that the data were read. A question for which the data must be read again
-        takes longer with more examples.
+        """Number of times that the data were read. An answer for which the data must be read again
+        takes longer if there are more examples.
         """
         return self._releaser.starts
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
     def hello(self, ask: Ask) -> Answer:
-        """The node's identity and remaining budget.
+        """Answer with signed facts about the node, such as its name, its keys and its remaining
+        budget.
 
         Raises:
-            Refusal: the releases have no finite epsilon.
+            Refusal: the releases so far have no finite epsilon.
         """
         budget, ask_limits = self.policy.privacy, self.policy.ask
         spent = self._account.epsilon()
@@ -155,7 +158,7 @@ class Service:
         )
 
     def anchor(self, ask: Ask) -> Answer:
-        """Sign the head of a run's releases as its witness; the head is the question's nonce.
+        """Sign the head of a run's releases as a witness. The question's nonce holds the head.
 
         Raises:
             Refusal: see `AnchorRecord.sign`.
@@ -164,13 +167,14 @@ class Service:
         return self._sign_facts(ask, {"client": self.policy.node.client, "anchor": signed})
 
     def admit(self, ask: Ask, body: bytes) -> tuple[Question, np.ndarray | None]:
-        """Check who asks, and in which run. Nothing is built, computed or charged.
+        """Check who asks, and for which run, before anything is built, computed or charged.
 
         Returns:
-            The question; the global model [D], None if the question holds only its digest.
+            The question, and the global model [D]. The model is None if the question holds only its
+            digest.
 
         Raises:
-            Refusal: the question is malformed, not allowed, or not the server's.
+            Refusal: the question is malformed, not allowed, or not signed by the enrolled server.
         """
         node, limits = self.policy.node, self.policy.ask
         if ask.round < 1:
@@ -220,7 +224,7 @@ class Service:
         return question, model
 
     def _respond(self, ask: Ask, body: bytes) -> Answer:
-        """Admit a question, build the objects of its work, and answer it."""
+        """Admit a question, build the objects that its work needs, and answer it."""
         question, model = self.admit(ask, body)
         request = self._releaser.understand(ask.round, ask.plan, ask.work, model)
         # these steps end a sum whose vectors have already left the nodes
@@ -229,12 +233,12 @@ class Service:
         return (self.step if ask.ask in STEPS else self.release)(ask, request, question)
 
     def release(self, ask: Ask, request: Request, question: Question) -> Answer:
-        """Charge, make, keep and sign one release; a repeated question gets the kept answer.
+        """Charge, make, store and sign one release. A repeated question gets the stored answer.
 
         Raises:
             Refusal: the budget is spent, a cap is reached, nothing can be trained, another release
-                has answered the question, or the answer has already been sent and is no longer
-                kept.
+                has answered the question, or the answer may have been sent before and is no longer
+                stored.
         """
         if not request.plan.facts.noised_by.alone:
             raise Refusal(
@@ -253,10 +257,10 @@ class Service:
         return self._release_answer(ask, question, row, replayed, body, digest)
 
     def step(self, ask: Ask, request: Request, question: Question) -> Answer:
-        """Answer one step of a secure sum; a repeated step gets the same answer.
+        """Answer one step of a secure sum. A repeated step gets the same answer.
 
         Raises:
-            Refusal: as for `release`, or the step is not allowed (see
+            Refusal: the cases of `release`, or the step is not allowed (see
                 `fedlgm_nodes.service.secagg`).
         """
         if self._secure is None or request.plan.facts.noised_by.alone:
@@ -282,9 +286,11 @@ class Service:
         )
 
     def _ahead(self, ask: Ask) -> dict[str, Any]:
-        """Field with the answer to a step of the next round, if one was asked for.
+        """The header field with the answer to a step of the next round; empty if no such step was
+        requested.
 
-        The step passes the same checks. Its refusal does not affect the answer for this round.
+        The further step passes the same checks as any other. If it is refused, the answer for this
+        round is the same.
         """
         if ask.ahead is None:
             return {}
@@ -296,7 +302,7 @@ class Service:
     def _answer_mask(
         self, secure: SecureSteps, ask: Ask, request: Request, question: Question, terms: Terms
     ) -> Answer:
-        """Charge this node's part of a secure sum, make and mask it."""
+        """Charge, make and mask this node's vector of a secure sum, and answer with it."""
         charged: list[tuple[Row, bool]] = []
 
         def name(cohort: str) -> str:
@@ -305,8 +311,8 @@ class Service:
         def charge(cohort: str) -> None:
             named, lasting = self._names(request, ask.run, cohort)
             if self._ledger.release_for(cohort) not in (None, named):
-                # Two vectors for one cohort would have the same masks, so their difference would
-                # reveal the difference of this node's own vectors.
+                # Two vectors for one cohort would have the same masks, so the server could compute
+                # the difference of the two vectors without masks.
                 raise Refusal(
                     "gone", "this node has been charged for another vector of this cohort"
                 )
@@ -329,7 +335,8 @@ class Service:
         digest = protocol.sha256(body)
         left = None if row is None else self._ledger.answer_digest(row.seq)
         if row is None or left not in (None, digest):
-            # The data or the software has changed since the vector was made.
+            # The data or the software has changed since the vector was made, or an older store was
+            # restored.
             raise Refusal(
                 "gone",
                 "another vector has left this node in this attempt: it takes no further part in it",
@@ -341,8 +348,9 @@ class Service:
         return answer
 
     def _names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """The release's name, and the name by which an earlier charge with other software is found.
-        If there is such a charge, the release's name is the name of this charge.
+        """The release's name, and its lasting name, which finds an earlier charge of the same
+        release with other software. If there is such a charge, the release keeps the name under
+        which it was charged.
         """
         name, lasting = self._releaser.names(request, run, cohort)
         return self._ledger.release_for(lasting) or name, lasting
@@ -350,7 +358,8 @@ class Service:
     def _charge(
         self, ask: Ask, request: Request, question: str, name: str, lasting: str, cohort: str = ""
     ) -> tuple[Row, bool]:
-        """The row of a release, and whether it was charged before; on disk.
+        """Charge a release unless it was charged before. Returns its row, which is on disk, and
+        whether it was charged before.
 
         Raises:
             Refusal: see `release`.
@@ -358,8 +367,8 @@ class Service:
         row = self._ledger.find(name)
         replayed = row is not None
         if self._server_keys and self._ledger.release_for(question) not in (None, name):
-            # Otherwise anyone who recorded the question could have it charged again after a change
-            # of the data or of this software.
+            # Otherwise anyone who recorded the question could make the node charge it again after a
+            # change of the data or of this software.
             raise Refusal("replayed", "another release has answered this question: send a new one")
         if row is None or not self._record.recorded(row.seq):  # a charge before a crash
             self._approval.check(request)
@@ -382,7 +391,7 @@ class Service:
     def _release_answer(
         self, ask: Ask, question: Question, row: Row, replayed: bool, body: bytes, digest: str
     ) -> Answer:
-        """The signed answer with a release's numbers."""
+        """The signed answer that holds a release's numbers."""
         _log.info(
             "round %d of run %r: %s release %d, epsilon %.4g of %g spent",
             ask.round, printable(ask.run, 80), "again" if replayed else "new", row.seq,
@@ -405,8 +414,8 @@ class Service:
         return Answer(header | {"signature": protocol.sign(self._signer, *signed)}, body)
 
     def _check_expectation(self, raw: dict[str, Any] | None) -> None:
-        """Refuse to continue with a ledger that is older than a position that this service has
-        signed.
+        """Refuse everything from now on if the question brings a position that this service has
+        signed and its ledger does not have.
         """
         if raw is None:
             return
@@ -433,8 +442,8 @@ class Service:
         )
 
     def _earlier_answer(self, row: Row) -> bytes | None:
-        """The answer that release `row` sent; None if nothing can have been sent and the answer
-        must be made.
+        """The stored numbers of the release in `row`; None if they cannot have been sent and must
+        be made.
         """
         digest = self._ledger.answer_digest(row.seq)
         if digest is None:
@@ -443,7 +452,7 @@ class Service:
             body = self._reply_file(row).read_bytes()
             if protocol.sha256(body) == digest:
                 return body
-        # If the answer were made again, it could differ in a last bit under the same noise.
+        # If the answer were made again, its last bits could differ although the noise is the same.
         raise Refusal(
             "gone",
             f"release {row.seq} was answered before, and its answer is no longer kept; a run with "
@@ -451,14 +460,13 @@ class Service:
         )
 
     def _keep(self, row: Row, body: bytes) -> str:
-        """Keep an answer on disk, and return its digest. The answer may be sent only once the
-        ledger allows it.
+        """Store an answer on disk, record its digest in the ledger, and return the digest. The
+        answer may be sent after that. Stored answers beyond the policy's number are deleted.
         """
         digest = protocol.sha256(body)
         limit = self.policy.limits.kept_replies
         if limit:
-            # the answer is written first, so that the ledger never states an answer that the disk
-            # has lost
+            # the answer is written first, so that every answer in the ledger was on disk
             write_durably(self._reply_file(row), body)
         self._ledger.answer(row.seq, digest)
         for old in sorted(self.folder.replies.glob("*.npy"))[: -limit or None]:
@@ -471,15 +479,16 @@ class Service:
         return self.folder.replies / f"{row.seq:09d}.npy"
 
     def afford(self, ask: Ask) -> Answer:
-        """Number of further releases like the requested one that this node's budget and caps allow;
-        nothing is charged.
+        """Answer how many further releases like the requested one this node's budget and caps
+        allow. Nothing is charged.
 
-        The cap per run counts the run's own label. The question's `round` is the requested number;
-        a node does not reveal how many more releases it could make.
+        The cap on releases per run is applied to the run with the question's label. The question's
+        `round` is the number of requested releases. The answer is never larger, so it does not
+        reveal how many more the node could make.
 
         Raises:
-            Refusal: this node does not make such releases, or its budget or a cap does not allow a
-                single one.
+            Refusal: this node does not make such releases, or its budget or a cap does not allow
+                even one.
         """
         if ask.client != self.policy.node.client:
             raise Refusal(
@@ -492,7 +501,7 @@ class Service:
         return self._sign_facts(ask, {"client": ask.client, "releases": left})
 
     def _sign_facts(self, ask: Ask, facts: dict[str, Any]) -> Answer:
-        """An answer that holds only facts, signed for this question."""
+        """An answer without numbers, whose facts are signed for this question."""
         header = {"ok": True, "protocol": protocol.PROTOCOL, **facts}
         signature = protocol.sign(self._signer, ask.ask, ask.nonce, protocol.canonical(header))
         return Answer(header | {"signature": signature})
@@ -500,7 +509,7 @@ class Service:
     # -- all of them ---------------------------------------------------------------------------------------------------
 
     def answer(self, ask: Ask, body: bytes) -> Answer:
-        """Answer one question. The caller must ensure that there is only one at a time.
+        """Answer one question. The caller must ensure that only one question is answered at a time.
 
         Raises:
             Refusal: the question is refused.
@@ -536,14 +545,14 @@ class Service:
             raise self._failed from error
 
     def _people(self) -> str:
-        """Keyed digest of the people who count elsewhere. The digest has a key, because a server
-        learns it and could otherwise compare it with the digests of lists with and without a
-        person.
+        """Keyed digest of the list of people who count at other nodes; empty if there is no list.
+        The digest is keyed because the server learns it. Otherwise the server could compare it with
+        the digests of lists with and without a person.
         """
         return self._releaser.people and self.folder.keyed_digest(self._releaser.people)
 
     def describe(self) -> None:
-        """Log the served node and its spent budget."""
+        """Log which node is served, its spent budget and its socket."""
         node, budget = self.policy.node, self.policy.privacy
         _log.info(
             "client %d of %d, %d examples, epsilon %.4g of %g spent, listening on %s",
@@ -560,7 +569,9 @@ class Service:
             )
 
     def close(self) -> None:
-        """End the processes, and close the ledger and the sessions of secure sums."""
+        """End the training and accounting processes, and close the ledger and the session store of
+        secure sums.
+        """
         self._releaser.close()
         self._account.close()
         if self._secure is not None:

@@ -1,10 +1,9 @@
-"""Flower's SuperNode with more frequent polling while a run is active, and more frequent
-heartbeats.
+"""Flower's SuperNode, with more frequent polls while a run is active, and more frequent heartbeats.
 
 `flower-supernode` pauses three seconds after every poll without a message, and one second if a
 message is announced before its parts have arrived, so a round of a small model consists mostly of
 pauses. If a SuperNode was killed, a SuperLink refuses it until its heartbeats have been missing for
-a minute. With this program, half a minute is enough. Nothing else is changed: connection,
+a minute. With this program, the SuperLink refuses it for only half a minute. Connection,
 authentication, messages and arguments are those of `flower-supernode`. The pause between polls is a
 tenth of the time since the last message, between 0.1 and 3 s, and longer than the SuperLink takes
 to answer a poll. Each poll costs a SuperLink several milliseconds, and polls of many nodes would
@@ -32,8 +31,8 @@ _NEVER_CONNECTED = (
     "registered, and a machine whose clock is more than 5 seconds ahead of the server's or 5 "
     "minutes behind"
 )
-"""Flower itself says only that it terminated gracefully."""
-_SHARE = 10  # pause after a poll, as a multiple of the poll's own duration
+"""Error message for this case, in which Flower itself says only that it terminated gracefully."""
+_SHARE = 10  # shortest pause after a poll, as a multiple of the poll's duration
 
 
 class Pauses:
@@ -45,8 +44,8 @@ class Pauses:
         self._polling: float | None = None  # time at which the current poll began
 
     def sleep(self, seconds: float) -> None:
-        """Pause. Flower requests three seconds if there was no message, and less while one is being
-        processed.
+        """Pause for at most `seconds`. Flower requests three seconds if there was no message, and
+        less while a message is being processed.
         """
         now, self.polled = time.monotonic(), True
         if seconds < LONGEST_S:

@@ -1,10 +1,11 @@
-"""The process that holds the node's data and trains, and the service's connection to it.
+"""The training process, which holds the node's data and trains, and the service's connection to it.
 
-The service starts it, and starts it again when a question needs it. Without questions it ends after
-some minutes, so that a node at rest holds no torch and no data. The service alone admits, prices,
-names and charges; it parses every plan and work itself. The training process gets the noise key and
-the name of a release, draws its noise, and holds no ledger. What it sends is read as JSON and
-numbers, and nothing is unpickled, because other people's models and losses run in the process.
+The service starts the process whenever a question needs it. Without questions the process ends
+after some minutes, so that an idle node has neither torch nor data in memory. Only the service
+admits, names and charges releases, and it parses every plan and work itself. The training process
+gets the noise key and the name of a release, draws the release's noise, and never opens the ledger.
+The service reads what the process sends as JSON and numbers, and unpickles nothing, because other
+people's models and losses run in the process.
 """
 
 from __future__ import annotations
@@ -33,26 +34,26 @@ _log = logging.getLogger("fedlgm.node")
 
 
 def start(link: Connection) -> Child:
-    """Start the training process."""
+    """Start the training process with its end of the connection."""
     return child.start("fedlgm_nodes.service.training_process", link)
 
 
 class TrainingProcess(ChildProcess):
-    """The service's side.
+    """The service's connection to the training process.
 
-    A process that has ended is started again, at most once for each call. The same release has the
-    same noise in the next process, so its numbers do not depend on how often it was made.
+    A process that has ended is started again, at most once for each call. A release has the same
+    noise in every process, so its numbers do not depend on how often it is made.
 
     Args:
         folder: the node's folder.
         policy: the node's policy, as the service has read it.
-        released: tells whether the node's ledger has releases.
+        released: function that returns whether the node's ledger has releases.
 
     Attributes:
         data_digest: digest of the examples that the process has read.
-        people: digest of the people who count elsewhere; empty if the policy does not list them.
-        examples: number of these examples.
-        starts: number of times that the process was started, and read the data.
+        people: digest of the list of people who count elsewhere; empty if there is no list.
+        examples: number of examples that the process has read.
+        starts: number of times that the process was started and read the data.
     """
 
     def __init__(self, folder: NodeFolder, policy: Policy, released: Callable[[], bool]) -> None:
@@ -78,13 +79,15 @@ class TrainingProcess(ChildProcess):
             self._start()
 
     def enforce(self, policy: Policy) -> None:
-        """Use a policy from now on; another process starts with it when a question needs one."""
+        """End the process if the policy is another one. The next process starts with the given
+        policy.
+        """
         if policy is not self._policy:
             self._policy = policy
             self.close()
 
     def understand(self, round: int, plan: str, work: Any, model: np.ndarray | None) -> Request:
-        """The request that is built from a question's parts (see `Releaser.understand`).
+        """Build the request of a question from its values (see `Releaser.understand`).
 
         Raises:
             Refusal: the question is malformed or not allowed.
@@ -98,7 +101,7 @@ class TrainingProcess(ChildProcess):
         return self._current
 
     def names(self, request: Request, run: str, cohort: str = "") -> tuple[str, str]:
-        """`Naming.name` and `Naming.lasting_name`."""
+        """The release's `Naming.name` and `Naming.lasting_name`."""
         naming = Naming(self._policy, self._keys[0], request.data, self._torch)
         return naming.name(request, run, cohort), naming.lasting_name(request, run, cohort)
 
@@ -120,8 +123,8 @@ class TrainingProcess(ChildProcess):
         self._current = None
 
     def _call_for(self, request: Request, method: str, *given: Any) -> tuple[dict[str, Any], Any]:
-        """Call a method for a request. If the process that parsed the request has ended, another
-        process is used.
+        """Call a method of the process for a request. If the process has ended, a new process
+        parses the request again first.
         """
         with self._explain_end():
             try:
@@ -156,7 +159,7 @@ class TrainingProcess(ChildProcess):
 
 
 class _Answers:
-    """The training process's side: what may be asked of it, by name."""
+    """The training process's side of the connection. The service calls its methods by name."""
 
     def __init__(self) -> None:
         self._releaser: Any = None
@@ -215,7 +218,7 @@ class _Answers:
         return {}, frames.npy(self._releaser.make(self._request, name))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing has to be closed."""
 
     def words(self, name: str) -> Any:
         return {}, frames.npy(self._releaser.words(self._request, name))

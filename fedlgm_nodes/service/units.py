@@ -1,8 +1,8 @@
-"""The unit that a node's release protects: all of its data, or single examples, with one class per
-unit.
+"""The unit that a node's release protects, which is all of the node's data or a single example,
+with one class per unit.
 
-A plan states the party that bounds the contributions, and so the unit. The guarantee in a plan is
-the server's claim, and this module does not read it.
+A plan states which party bounds the contributions, and this determines the unit. The guarantee that
+a plan states is only the server's claim, and this module does not read it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _log = logging.getLogger("fedlgm.node")
 
 
 class WholeData(WholeDataCost):
-    """All of the node's data, whose whole update is bounded."""
+    """Protects all of the node's data, by a bound on its whole update."""
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
-        """Refuse a work that does not bound this unit as the plan states.
+        """Refuse a work that does not bound the contribution of this unit as the plan states.
 
         Raises:
             Refusal: the reason.
@@ -48,12 +48,14 @@ class WholeData(WholeDataCost):
             raise Refusal(
                 "work", "exact_sums belongs to example-level steps; this plan bounds whole updates"
             )
-        # millions of parts would exhaust this node's memory
+        # a plan with millions of parts would exhaust this node's memory
         if plan.fills not in ((), job.layers.layers[0].parts):
             raise Refusal("plan", "its levelled parts are not the layers of the requested model")
 
     def trainer(self, job: Job, module: torch.nn.Module, exact: bool) -> SequentialTrainer:
-        """The trainer of a work, which takes over the model; `exact` sums in float64."""
+        """Make the trainer of a work, which uses `module` as its model. If `exact`, gradients of
+        example-level steps are summed in float64.
+        """
         return SequentialTrainer(module, job.layers, job.settings, task=job.task)
 
     def try_on(
@@ -64,22 +66,21 @@ class WholeData(WholeDataCost):
         y: torch.Tensor,
         plan: ReleasePlan,
     ) -> None:
-        """Train on one artificial example."""
+        """Train on one artificial example, to see whether training fails."""
         order = KeyRing.from_seed(0).torch_generator(Purpose.TRAIN, 0, 0)
         next(iter(trainer.updates(model, [ClientTask(x, y, order, 1)])))
 
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """The node's data with the targets of a work's task; an error counts as no data, see
-        `_NodeUpdates`.
+        """The node's data with the targets of a work's task. If this fails, the node counts as
+        having no data (see `_NodeUpdates`).
 
         Args:
             data: the node's examples.
-            targets: function that turns the targets of several examples into the targets of the
-            task.
-            apart: whether each example's target is made without the other targets, if single
-                examples are protected.
+            targets: function that turns the targets of several examples into targets of the task.
+            apart: whether each example's target must be made without the other targets. This
+                matters only if single examples are protected.
         """
         return ClientData(data.x, targets(data.y))
 
@@ -91,8 +92,8 @@ class WholeData(WholeDataCost):
         votes: Callable[[], CutVotes],
         numerics: Numerics,
     ) -> Contributions:
-        """The node's contribution, for `client_release`; None without data, or if training fails on
-        them.
+        """The node's contribution, for `client_release`. It is empty if there are no data or if
+        training on them fails.
 
         Args:
             job: the work's job.
@@ -107,7 +108,9 @@ class WholeData(WholeDataCost):
 
 
 class SingleExamples(SingleExamplesCost):
-    """One example. This node bounds the gradients of every step and adds noise to them."""
+    """Protects single examples. The node bounds each example's gradient in every step and adds
+    noise to their sum.
+    """
 
     def check(self, job: Job, plan: ReleasePlan) -> None:
         """See `WholeData.check`.
@@ -124,7 +127,7 @@ class SingleExamples(SingleExamplesCost):
             bounds = job.mechanism.scaling(plan).bounds(len(plan.layers))
         except (
             Exception
-        ) as error:  # it follows from the server's names and options, not from the data
+        ) as error:  # the error follows from the server's names and options, not from the data
             raise Refusal("work", f"example-level training: {error}"[:300]) from error
         if not (bounds <= plan.clip * (1 + 1e-9)).all():
             raise Refusal("plan", "the plan states smaller bounds than its mechanism applies")
@@ -148,9 +151,7 @@ class SingleExamples(SingleExamplesCost):
     def examples(
         self, data: ClientData, targets: Callable[[torch.Tensor], torch.Tensor], apart: bool = False
     ) -> ClientData:
-        """See `WholeData.examples`. An example is left out if the task does not take its target
-        (`NodeExamples`).
-        """
+        """See `WholeData.examples`. Examples whose targets the task refuses are left out."""
         if not apart:
             with contextlib.suppress(Exception):
                 return ClientData(data.x, targets(data.y))
@@ -187,17 +188,18 @@ class SingleExamples(SingleExamplesCost):
 NodeUnit = WholeData | SingleExamples
 
 BY_BOUND: dict[str, NodeUnit] = {"aggregator": WholeData(), "trainer": SingleExamples()}
-"""The unit of a plan, by the party that bounds the contributions. The policy admits no other
-plan."""
+"""The unit of a plan, by the party that bounds the contributions. The policy admits only plans with
+these parties.
+"""
 
 
 class NodeExamples(ExampleTrainer):
-    """A node's examples. If a batch fails, its examples are bounded one by one, and examples that
-    fail count as zero.
+    """Trainer for a node's examples. If a batch fails, its examples are bounded one by one, and
+    examples that fail count as zero.
 
-    A failure depends on this node's data, see `_NodeUpdates`. Leaving out the whole batch would not
-    protect single examples: one example could then change the sum by the contributions of all other
-    examples.
+    A failure depends on this node's data (see `_NodeUpdates`). If the whole batch were left out,
+    single examples would not be protected, because one example could change the sum by the
+    contributions of all other examples in its batch.
     """
 
     @override
@@ -238,11 +240,11 @@ def _add_updates(total: BoundedUpdates, other: BoundedUpdates) -> BoundedUpdates
 
 
 class _NodeUpdates(VotingUpdates):
-    """A node's whole update; a failure of training counts as no data.
+    """A node's whole update. If training fails, the node counts as having no data.
 
     The trainer has already trained on an artificial example, so a failure depends on this node's
-    data. An error instead of an answer would reveal the failure without noise. The operator finds
-    the error in the log.
+    data. An error in place of an answer would reveal the failure without noise. The operator finds
+    the error in the node's log.
     """
 
     @override

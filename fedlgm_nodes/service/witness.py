@@ -1,5 +1,5 @@
-"""The witness of a node's ledger, which records the ledger's position in another folder or on
-another disk.
+"""The witness of a node's ledger, which is a file with the ledger's position in another folder or
+on another disk.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fedlgm_nodes.protocol.messages import record_of
 
 
 class Seen(NamedTuple):
-    """A witness's record of a ledger.
+    """The position of a ledger that a witness records.
 
     Attributes:
         ledger: identity of the ledger.
         seq: number of its releases.
-        head: hash of the last release.
+        head: head of the hash chain after the last release.
         agreed: number of its agreements in secure sums.
     """
 
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 def read(path: Path) -> Seen:
-    """The witness's record.
+    """Read the position that a witness records.
 
     Raises:
         LedgerError: the witness is missing or damaged.
@@ -49,7 +49,7 @@ def read(path: Path) -> Seen:
 
 
 def write(path: Path, seen: Seen) -> None:
-    """Write the witness's record, and return once it is on disk.
+    """Write a position to the witness, and return once it is on disk.
 
     Raises:
         LedgerError: the file cannot be written.

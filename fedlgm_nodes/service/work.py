@@ -1,7 +1,7 @@
-"""The work that a question requests: names installed on the node, with options.
+"""The work that a question requests, by names that are installed on the node, with options.
 
-The names and options come from the server and may be wrong in any way, so every error is a refusal.
-This module loads no torch, because the service reads works before it trains.
+The names and options come from the server and may be wrong in any way, so every error becomes a
+refusal. This module loads no torch, so that the service's own process can read works without it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 _LONGEST = 4096  # largest number of characters of a name with its options
 # largest value of a learning rate and similar settings; JSON has whole numbers that no float holds
 _LARGEST = 1e30
-_LONGEST_MECHANISM = 16_384  # enough for three numbers for each of two hundred layers
+_LONGEST_MECHANISM = 16_384  # enough for three numbers per layer with 200 layers
 
 
 class Table(BaseModel):
-    """The columns of the server's public rows, which the node's columns must equal."""
+    """The columns, classes and figures of the server's public table, which must equal those of the
+    node.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     inputs: list[str]
@@ -37,10 +39,10 @@ class Table(BaseModel):
     def check(self, data: Data) -> None:
         """Refuse a work whose columns, classes or figures differ from the policy's.
 
-        The model would read one column as another, and no answer would show it.
+        Otherwise the model could take one column for another, and no answer would show it.
 
         Raises:
-            Refusal: a list in the policy differs.
+            Refusal: the features, the class names or the figures for standardising differ.
         """
         if not data.is_table:  # arrays have no names
             return
@@ -59,13 +61,13 @@ class Table(BaseModel):
 
 
 class Work(BaseModel):
-    """The names that a question requests, each with its options: {"name": "dp-sgd", "style":
-    "per-layer"}.
+    """The names that a question requests, each with its options, for example {"name": "dp-sgd",
+    "style": "per-layer"}.
 
-    Every name must be installed on the node and listed in its policy. Options are public: they are
-    part of the question, and so of the server's signature and the release's name. They state how a
-    plan is executed. Its cost, and whether the node executes it at all, depend on the plan's own
-    numbers.
+    Every name must be installed on the node and listed in its policy. The options are public,
+    because they are in the question. They are therefore covered by the server's signature, and the
+    release's name depends on them. They state how a plan is executed, whereas its cost depends on
+    the plan's numbers.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -117,21 +119,22 @@ class Work(BaseModel):
         return work
 
     def values(self) -> dict[str, Any]:
-        """Plain values. Without a table and people, the values are the same as in earlier versions.
-        The names of releases and works are derived from these values, so they are also the same.
+        """Plain values, from which the names of releases and works are derived. A work without a
+        table and people has the same values as in earlier versions, and so the same names.
         """
         return self.model_dump(
             exclude={key for key in ("table", "people") if not getattr(self, key)}
         )
 
     def is_exact(self, policy: Policy) -> bool:
-        """Whether examples' gradients are summed in float64, as the server or the node's policy
-        requests.
+        """Whether the gradients of examples are summed in float64, because the server or the node's
+        policy requires it.
         """
         return self.exact_sums or policy.privacy.exact_sums
 
     def built(self) -> Mechanism:
-        """The mechanism with its options, in its sound variant; a node runs no other.
+        """Build the mechanism with its options, in its sound variant, which is the only one that
+        nodes run.
 
         Raises:
             Refusal: an option is unknown, or a value is outside its range.
@@ -147,10 +150,10 @@ class Work(BaseModel):
             return mechanisms.get(self.mechanism["name"], **options)
 
     def local(self) -> LocalTraining:
-        """Settings of local training.
+        """Build the settings of local training.
 
         Raises:
-            Refusal: settings are unknown or wrong.
+            Refusal: a setting is unknown, or its value is out of range.
         """
         from fedlgm.training import LocalTraining
 
@@ -180,8 +183,8 @@ class Work(BaseModel):
 
 @contextmanager
 def refuse_errors(what: str) -> Iterator[None]:
-    """Refuse the question for any error. An error follows from the server's names and options, or
-    from the operator's own model.
+    """Turn any error in the block into a refusal. Such an error is caused by the server's names and
+    options, or by the operator's own model.
 
     Raises:
         Refusal: the block raises any error.
@@ -195,5 +198,5 @@ def refuse_errors(what: str) -> Iterator[None]:
 
 
 def options_of(section: dict[str, Any]) -> dict[str, Any]:
-    """The options of a name."""
+    """The options in a section of a work, which are all its entries but the name."""
     return {key: value for key, value in section.items() if key != "name"}

@@ -2,8 +2,8 @@
 
     names and options -> mechanism, task, settings, layers -> trainer
 
-Every error is a refusal, because names and options are the server's. This module does not know the
-node's data.
+Every error becomes a refusal, because the server chooses the names and options. This module does
+not use the node's data.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fedlgm_nodes.policy import Policy, Refusal
 from fedlgm_nodes.protocol.messages import canonical
 from fedlgm_nodes.service.work import Work, options_of, refuse_errors
 
-_KEPT = 8  # works whose objects are kept
+_KEPT = 8  # largest number of works whose objects are stored
 
 
 @dataclass(frozen=True)
 class Job:
-    """The objects of a work.
+    """The objects that a node builds for a work.
 
     Attributes:
-        work: its names and options.
+        work: the names and options.
         mechanism: the mechanism.
         task: the task.
         settings: settings of local training.
@@ -44,7 +44,7 @@ class Job:
 
 
 class _Unit(Protocol):
-    """A unit of protection (`fedlgm_nodes.service.units`), which makes a job's trainer."""
+    """A unit of protection (see `fedlgm_nodes.service.units`), which makes the trainer of a job."""
 
     @property
     def name(self) -> str: ...
@@ -53,8 +53,7 @@ class _Unit(Protocol):
 
 
 class Workshop:
-    """Builds the objects of each of a node's works once. It keeps the objects of the last few
-    works, and one trainer.
+    """Builds the objects of a node's works. It stores the objects of a few works, and one trainer.
 
     Args:
         policy: the node's policy.
@@ -66,7 +65,7 @@ class Workshop:
         self._trainer: tuple[tuple[str, str], Any] | None = None
 
     def job(self, work: Work) -> Job:
-        """The objects of a parsed work.
+        """The objects of a parsed work, which are built if they are not stored.
 
         Raises:
             Refusal: an option does not exist or does not fit, or the policy does not allow the
@@ -83,7 +82,7 @@ class Workshop:
     def trainer(self, work: Work, unit: _Unit) -> Any:
         """The work's trainer for a unit of protection.
 
-        The trainer replaces the previous one, since two large models may not fit.
+        A new trainer replaces the previous one, since two large models may not fit into memory.
 
         Raises:
             Refusal: the model or the mechanism does not suit the unit.
@@ -103,7 +102,8 @@ class Workshop:
         """The model that a work names, with the weights of the pinned file that it names.
 
         Raises:
-            Refusal: it cannot be built, or the file is not allowed, has changed or does not fit.
+            Refusal: the model cannot be built, or the file is not allowed, is missing, has changed
+                or does not fit.
         """
         options, data = options_of(work.model), self._policy.data
         file = (

@@ -1,5 +1,5 @@
-"""A node's part in secure aggregation: five steps under its policy, each on disk before its answer
-leaves.
+"""The node's side of secure aggregation, which takes five steps under the node's policy. The state
+that an answer depends on is on disk before the answer is sent.
 """
 
 from fedlgm_nodes.policy import Distributed

@@ -1,18 +1,20 @@
-"""A node's five steps of secure aggregation: advertise, share, mask, agree, unmask.
+"""The node's side of the five steps of secure aggregation, which are advertise, share, mask, agree
+and unmask.
 
-Every step may be requested again after a lost connection or a restart. It then gives the same
-answer. The node trusts only the signatures of the services that its own policy lists. It keeps
+Every step may be requested again after a lost connection or a restart, and then gives the same
+answer. The node trusts only the signatures of the services that its own policy lists. It follows
 these rules:
 
-* it shares its keys with only one cohort, and this cohort is on disk before a share leaves. Every
-  mask belongs to this cohort, and the next attempt has other keys;
-* it is charged before a vector is made, and the vector is on disk before it leaves;
-* it accepts one set of survivors for a cohort, on disk before its signature or a share leaves;
-* it reveals at most one share of each peer: of a survivor's seed, or of the masking key of a peer
-  that dropped out. It reveals shares in only two cases. Either `threshold` survivors have signed
-  the same set as this node, and on a ring of neighbours enough of these survivors are in every part
-  of the ring. Or all members that shared secrets have signed that they sent a vector; these members
-  are then the set.
+* it shares the secrets of an attempt with only one cohort, and records this cohort on disk before
+  it sends a share. Every mask depends on this cohort, and the next attempt has other keys;
+* it charges its ledger before it makes a vector, and writes the vector to disk before it sends it;
+* it accepts only one set of survivors for a cohort, and records the set on disk before it sends its
+  signature or a share;
+* it reveals at most one share for each peer: a share of the seed of a survivor, or of the masking
+  key of a peer that dropped out. It reveals shares in only two cases. In the first, at least
+  `threshold` survivors have signed the same set as this node, and on a ring of neighbours enough of
+  these survivors are in every part of the ring. In the second, all members that shared secrets have
+  signed that they sent a vector, and these members are the set.
 """
 
 from __future__ import annotations
@@ -45,10 +47,10 @@ _NOTHING_SENT = "this node has sent no vector in this attempt"
 
 @dataclass(frozen=True)
 class Shared:
-    """The answer of the second step.
+    """The answer to the second step, "share".
 
     Attributes:
-        sealed: client -> shares that only this client can read, in base 64.
+        sealed: client -> shares that only this client can decrypt, in base 64.
         commitment: SHA-256 of the seed. With it, the server detects shares that do not belong
             together.
     """
@@ -58,16 +60,17 @@ class Shared:
 
 
 class Participant:
-    """A node's side of secure aggregation.
+    """A node that takes part in secure aggregation.
 
     Args:
         client: the node's client number.
-        signer: Ed25519 key of its service.
-        policy: peers and limits that it accepts.
+        signer: Ed25519 key of the node's service.
+        policy: the peers and limits that the node accepts.
         store: store of its sessions.
 
     Raises:
-        Refusal: (every step) the question is not allowed; nothing was sent or charged.
+        Refusal: the policy does not list this node's service key. Every step raises it if the
+            question is not allowed; nothing has then been sent.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class Participant:
             )
 
     def advertise(self, terms: Terms) -> Advert:
-        """Fresh public keys for an attempt.
+        """Make fresh keys for an attempt, and return the advert of their public halves. A repeated
+        call returns the same advert.
 
         Raises:
             Refusal: the terms assume fewer colluders than the policy's `max_colluders`.
@@ -101,11 +105,12 @@ class Participant:
         return Advert.of(session.advert)
 
     def share(self, attempt: str, adverts: list[Any]) -> Shared:
-        """Shares of this node's two secrets, sealed for each of its neighbours in the cohort.
+        """Split this node's two secrets, and return the shares sealed for each of its neighbours in
+        the cohort.
 
         Args:
             attempt: digest of the terms.
-            adverts: all members' adverts, plain values.
+            adverts: all members' adverts, as plain values.
 
         Raises:
             Refusal: the cohort is too small, lacks this node's advert or breaks the terms, or this
@@ -124,7 +129,8 @@ class Participant:
             )
         if problem := cohort.terms.problem(len(cohort)):
             raise Refusal("cohort", problem)
-        # A session that was restored may have shared its keys before, which the ledger knows.
+        # A session from a restored file may have shared its secrets before; the ledger has the
+        # cohort.
         bound = session.cohort or self._store.bind_keys(session.advert["masking"], cohort.digest)
         if bound != cohort.digest:
             raise Refusal(
@@ -144,23 +150,25 @@ class Participant:
         make: Callable[[str], np.ndarray],
         sharing: Any = None,
     ) -> np.ndarray:
-        """The node's vector, charged and masked, uint32 [size].
+        """Charge, make and mask the node's vector, uint32 [size]. A repeated call returns the
+        stored vector.
 
         Args:
             attempt: digest of the terms.
-            sealed: client -> shares for this node, in base 64, of all its neighbours that shared.
-            charge: called with the cohort's digest before anything is made. It returns after the
-                charge is on disk, and charges each digest once.
-            make: called with the cohort's digest. It returns uint32 [size], the same words for the
-                same digest.
-            sharing: client numbers of all members that shared, ascending. None means the clients of
-                `sealed` and this node, which are all members that shared if every member is this
+            sealed: client -> sealed shares for this node, in base 64, from each of its neighbours
+                that shared.
+            charge: called with the cohort's digest before the vector is made. It returns once the
+                charge is on disk, and charges each digest only once.
+            make: called with the cohort's digest. It returns the node's vector, uint32 [size], the
+                same for the same digest.
+            sharing: client numbers of all members that shared secrets, ascending. None stands for
+                the clients of `sealed` and this node, which are all of them if every member is this
                 node's neighbour.
 
         Raises:
             Refusal: the shares are not those of this node's neighbours, too few members shared, or
                 the vector was masked for other members.
-            RunError: `make` returns a vector of another type or size than the terms say.
+            RunError: `make` returns a vector whose type or size differs from the terms.
         """
         session, cohort = self._session_and_cohort(attempt)
         near = {*sealed, self._client}
@@ -213,11 +221,11 @@ class Participant:
         return words
 
     def sent(self, attempt: str) -> str:
-        """Signed statement that this node has sent its vector. It names the members whose masks are
-        in the vector.
+        """Signature of the statement that this node has sent its vector. The statement names all
+        members that shared secrets.
 
         Raises:
-            Refusal: nothing was sent in this attempt.
+            Refusal: this node has sent no vector in this attempt.
         """
         session, cohort = self._session_and_cohort(attempt)
         if not session.sharing:
@@ -225,15 +233,17 @@ class Participant:
         return Sent(cohort.digest, tuple(session.sharing)).sign(self._signer)
 
     def agree(self, attempt: str, answered: Any) -> str:
-        """Signature of the set of members whose vectors are summed.
+        """Accept the set of members whose vectors are summed, and return this node's signature of
+        it.
 
         Args:
             attempt: digest of the terms.
             answered: client numbers of these members, ascending.
 
         Raises:
-            Refusal: nothing was sent, the survivors are too few or not members that shared, or this
-                node has agreed to another set.
+            Refusal: this node has sent no vector or is not among the survivors, the survivors are
+                too few or include a member that did not share, or this node has accepted another
+                set.
         """
         session, cohort = self._session_and_cohort(attempt)
         with _refusing():
@@ -265,13 +275,13 @@ class Participant:
         return signature
 
     def unmask(self, attempt: str, signatures: Mapping[int, str]) -> dict[int, str]:
-        """One share of each neighbour: a share of its seed if the neighbour survived, or a share of
-        its masking key if it dropped out.
+        """Reveal one share for each neighbour that shared, and for this node: a share of a
+        survivor's seed, or of the masking key of a node that dropped out.
 
         Args:
             attempt: digest of the terms.
-            signatures: client -> its signature of the set that this node has signed, or of the
-                statement that it sent its vector.
+            signatures: client -> its signature of the set that this node has signed, or its
+                signature of the statement that it has sent its vector.
 
         Returns:
             client -> share, hexadecimal digits.
@@ -284,8 +294,8 @@ class Participant:
                 client: masking if int(client) in gone else seed
                 for client, (seed, masking) in session.held.items()
             }
-            # Whoever takes this node's disk now finds only one share of each peer, which the server
-            # already has.
+            # Anyone who copies this node's disk from now on finds only one share for each peer,
+            # which the server is about to receive.
             session.sealing = session.masking = session.seed = ""
             session.held = {}
             self._store.keep(attempt, session)
@@ -296,8 +306,8 @@ class Participant:
     def _accept_survivors(
         self, session: Session, cohort: Cohort, signatures: Mapping[int, str]
     ) -> Survivors:
-        """The set of survivors for which shares may leave, recorded as the only one of its
-        cohort.
+        """The set of survivors for which this node may reveal shares. It is recorded as the only
+        set of its cohort.
         """
         agreement, services, sharing = (
             self._store.signed_survivors(cohort.digest),
@@ -411,7 +421,7 @@ class Participant:
 
 
 class _refusing:
-    """Refuse input that cannot be read or is not authentic."""
+    """Context in which input that cannot be read or is not authentic raises a `Refusal`."""
 
     def __enter__(self) -> None:
         pass

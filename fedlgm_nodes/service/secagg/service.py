@@ -1,9 +1,9 @@
-"""The five steps of a secure sum as the node's service answers them, on its ledger and with its own
-list of peers.
+"""The five steps of a secure sum, as the node's service answers them with its ledger and the peers
+in its policy.
 
-A restored copy of the session store alone does no harm: the ledger holds the cohort of each
-advert's keys, the signed sets of survivors and the digest of every vector that may have left, and
-its witness shows whether the ledger itself was restored.
+If an older copy of the session store is restored without the ledger, no further secret is revealed.
+The ledger holds the cohort of each advert's keys, the signed sets of survivors and the digest of
+every vector that may have been sent, and its witness shows whether the ledger itself was restored.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedlgm_nodes.service.secagg.store import SessionStore
 
 
 class SecureSteps:
-    """Answers the steps of one node.
+    """Answers the steps of secure sums for one node.
 
     Args:
         policy: the node's policy, with its peers.
-        signer: Ed25519 key of its service.
+        signer: Ed25519 key of the node's service.
         ledger: ledger of the node.
-        file: SQLite file of its sessions.
+        file: SQLite file of the node's sessions.
 
     Raises:
         ConfigError: the policy does not list this node among its peers.
@@ -55,12 +55,12 @@ class SecureSteps:
             raise ConfigError(f"the policy's {refusal.why}") from refusal
 
     def answer(self, step: str, terms: Terms, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer of a step that reads none of the node's data.
+        """Answer a step that reads none of the node's data.
 
         Args:
             step: "advertise", "share", "agree" or "unmask".
             terms: terms of the attempt, as they follow from the question.
-            given: the server's part of the step, which is untrusted.
+            given: the values that the server gives for the step, which are untrusted.
 
         Raises:
             Refusal: the step is not allowed, or malformed.
@@ -85,7 +85,8 @@ class SecureSteps:
         charge: Callable[[str], None],
         make: Callable[[str], np.ndarray],
     ) -> np.ndarray:
-        """The masked vector, uint32 [size]; `charge` and `make` are those of `Participant.mask`.
+        """Answer the step "mask" with the masked vector, uint32 [size]. The arguments `charge` and
+        `make` are those of `Participant.mask`.
 
         Raises:
             Refusal: the step is not allowed, or malformed.
@@ -94,7 +95,7 @@ class SecureSteps:
         return self._participant.mask(terms.digest, sealed, charge, make, given.get("sharing"))
 
     def sent(self, terms: Terms) -> str:
-        """Signature that the vector was sent (see `Participant.sent`)."""
+        """Signature of the statement that the vector was sent (see `Participant.sent`)."""
         return self._participant.sent(terms.digest)
 
     def cohort(self, terms: Terms) -> str:
@@ -110,10 +111,10 @@ class SecureSteps:
 
 
 def _by_client(raw: Any) -> dict[int, str]:
-    """Texts by client number.
+    """Convert the keys of a JSON object of texts to client numbers.
 
     Raises:
-        Refusal: something else.
+        Refusal: the value is not an object of texts by client number.
     """
     if not isinstance(raw, dict) or len(raw) > MOST_NODES:
         raise Refusal(

@@ -1,5 +1,5 @@
-"""A node's state in rounds of secure aggregation, on disk before an answer that depends on it is
-sent.
+"""A node's state in rounds of secure aggregation. It is on disk before the node sends an answer
+that depends on it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ DELETE FROM sessions
 
 @dataclass
 class Session:
-    """The node's progress in one attempt at one round. PRIVATE until `revealed` is set.
+    """The node's progress in one attempt at one round. It holds the node's secrets until `revealed`
+    is set.
 
     Attributes:
-        terms, advert: plain values of the terms and of the node's advert.
+        terms, advert: the terms and the node's advert, as plain values.
         sealing, masking, seed: the node's secrets, hexadecimal digits; empty once they are no
             longer needed.
         commitment: SHA-256 of the seed.
-        cohort: digest of the only cohort with which the secrets were shared; empty before.
-        members: plain values of the cohort's adverts.
-        outgoing: client -> sealed shares, in base 64, as they left.
-        sharing: clients whose shares this node holds, including itself (U1); empty until its vector
-            is kept.
+        cohort: digest of the only cohort with which the secrets are shared; empty until they are
+            shared.
+        members: the adverts of the cohort, as plain values.
+        outgoing: client -> the sealed shares for this client, in base 64.
+        sharing: all clients that shared secrets, including this node (U1); empty until its vector
+            is stored.
         held: client -> this node's shares of that client's seed and masking key, hexadecimal
             digits.
-        revealed: client -> the only share of this client that left the node.
+        revealed: client -> the only share for this client that this node reveals, hexadecimal
+            digits.
     """
 
     terms: dict[str, Any]
@@ -69,19 +72,19 @@ class Session:
 
 
 class SessionStore:
-    """Sessions in a file that keeps the newest few, and agreements in the node's ledger.
+    """The newest few sessions in a file, and all agreements in the node's ledger.
 
-    An agreement is the only cohort of an advert's keys, or the only signed set of survivors of a
-    cohort.
+    An agreement is the only cohort with which an advert's keys are shared, or the only set of
+    survivors that is signed for a cohort.
 
-    Only the process that holds the ledger uses it.
+    Only the process that holds the ledger may use the store.
 
     Args:
         path: SQLite file of the sessions; created if missing.
         ledger: the node's ledger.
-        kept: number of open sessions that are kept. A run has up to two open sessions. The secrets
-            of older sessions are deleted, and their rounds continue without this node. The same
-            number of the newest finished sessions is kept.
+        kept: number of open sessions that are stored. A run has up to two open sessions. Older open
+            sessions are deleted with their secrets, and their rounds continue without this node. In
+            addition, the newest sessions are stored up to the same number, open or finished.
 
     Raises:
         LedgerError: the file cannot be used.
@@ -94,13 +97,13 @@ class SessionStore:
             self._db = sqlite3.connect(
                 path, isolation_level=None, timeout=30, check_same_thread=False
             )
-            # a commit counts once the journal's end is on disk too
+            # a commit returns only when the removal of the journal is also on disk
             self._db.execute("PRAGMA synchronous = EXTRA")
             self._db.execute("PRAGMA secure_delete = ON")
             self._db.executescript(_SCHEMA)
 
     def session(self, attempt: str) -> Session | None:
-        """The session of an attempt; None if there is none, or it has been deleted."""
+        """The session of an attempt; None if there is none, or if it has been deleted."""
         with self._translate_errors():
             row = self._db.execute(
                 "SELECT state FROM sessions WHERE attempt = ?", (attempt,)
@@ -108,8 +111,8 @@ class SessionStore:
         return None if row is None else Session(**json.loads(row[0]))
 
     def open(self, attempt: str, session: Session) -> None:
-        """Keep a new session. Delete sessions that are neither among the newest nor among the
-        newest open ones.
+        """Store a new session, and delete each session that is neither among the newest sessions
+        nor among the newest open sessions.
         """
         with self._translate_errors(), transaction(self._db):
             self._db.execute(
@@ -121,8 +124,8 @@ class SessionStore:
             )
 
     def keep(self, attempt: str, session: Session, vector: bytes | None = None) -> None:
-        """Replace the state of a session, and add its masked vector; returns once both are on disk.
-        After an error, neither is.
+        """Replace the state of a session, add its masked vector if one is given, and return once
+        both are on disk. After an error, neither is stored.
 
         Raises:
             LedgerError: the session is gone, or the file cannot be used.
@@ -137,7 +140,7 @@ class SessionStore:
                 raise LedgerError(f"the session {attempt} is gone from {self._path}")
 
     def vector(self, attempt: str) -> bytes | None:
-        """The masked vector that may have been sent; None if no vector can have been sent."""
+        """The masked vector that may have been sent in an attempt; None if no vector is stored."""
         with self._translate_errors():
             row = self._db.execute(
                 "SELECT words FROM vectors WHERE attempt = ?", (attempt,)
@@ -145,11 +148,11 @@ class SessionStore:
         return None if row is None else row[0]
 
     def bind_keys(self, masking: str, cohort: str) -> str:
-        """The only cohort with which the keys of an advert are shared. This is the first cohort
-        that was given; it is on disk.
+        """The only cohort with which the keys of an advert are shared. The first call for the keys
+        records its cohort on disk, and later calls return the same cohort.
 
         Args:
-            masking: the advert's public key of masks.
+            masking: the public masking key of the advert.
             cohort: digest of a cohort.
         """
         keys = digest("secagg keys", masking)
@@ -159,7 +162,8 @@ class SessionStore:
         return first or cohort
 
     def signed_survivors(self, cohort: str) -> tuple[Survivors, str] | None:
-        """The set of survivors that this node has signed for a cohort, and the signature.
+        """The set of survivors that this node has signed for a cohort, and the signature; None if
+        it has signed none.
 
         Raises:
             LedgerError: the ledger's record cannot be read.
@@ -178,7 +182,7 @@ class SessionStore:
             ) from error
 
     def sign(self, survivors: Survivors, signature: str) -> None:
-        """Record the only set that is ever signed for its cohort; returns after it is on disk.
+        """Record the only set that is ever signed for its cohort, and return once it is on disk.
 
         Raises:
             LedgerError: a set was recorded before.
