@@ -71,7 +71,7 @@ def bound_and_release(repeats: int) -> dict[str, float]:
     total = BoundedSum.empty(plan)
 
     def step() -> None:
-        # The sum exists already, as for every client except a round's first.
+        # The sum already exists, as it does for every client of a round except the first.
         total.add(update)
         release(total.total, plan, keys, 1)
 
@@ -133,7 +133,9 @@ def partitions(repeats: int) -> dict[str, float]:
 
 
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each job, taken in turn after one run that warms up."""
+    """Return the median seconds of each job. The jobs run in turn, after one run of each that warms
+    up.
+    """
     times: list[list[float]] = [[] for _ in jobs]
     for turn in range(repeats + 1):
         for job, own in zip(jobs, times, strict=True):

@@ -28,7 +28,7 @@ _BATCH = 128
 
 
 def asked_for(plan: ReleasePlan) -> bool:
-    """Whether a plan asks for votes."""
+    """Return whether a plan asks for votes."""
     return any(noisy.query.name == CutVote.name for noisy in plan.queries)
 
 
@@ -108,7 +108,7 @@ class CutVotes:
     def add_votes(
         self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]
     ) -> AnsweredUpdates:
-        """The updates with their clients' votes.
+        """Return the updates with their clients' votes.
 
         Args:
             updates: raw updates [b, D].
@@ -126,8 +126,8 @@ class CutVotes:
         )
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
-        """1/2 for the cut by water-filling if its loss is lower, -1/2 for the flat cut, 0 for an
-        abstention. Losses that are not finite count as equal.
+        """Return 1/2 for the cut by water-filling if its loss is lower, -1/2 for the flat cut, 0
+        for an abstention. Losses that are not finite count as equal.
         """
         if self._restored is not None:
             self._restored.restore()

@@ -39,7 +39,7 @@ class Yogi:
         return torch.addcdiv(model, self._mean, self._square.sqrt() + self._tau, value=self._lr)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint."""
+        """Return the tensors for a checkpoint."""
         return {"mean": self._mean.clone(), "square": self._square.clone()}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
