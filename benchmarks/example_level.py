@@ -7,8 +7,8 @@ Every contender is a separate process with one torch thread. The contenders take
 turn, so that changes of the machine's speed affect all equally. Times are CPU seconds of the
 process. A ratio is a step's time divided by the time of the plain step in the same turn. There are
 two baselines: `plain` is SGD by autograd as users write it, and `plain-best` is the same SGD with
-its fastest micro-batch and memory layout. Contenders with `-quiet` add no noise. Contenders with
-`-exact` add no noise and sum in float64. `--write` adds the figures to
+its fastest micro-batch and memory layout. Contenders whose names end in `-quiet` add no noise;
+those whose names end in `-exact` add no noise and sum in float64. `--write` adds the figures to
 docs/results/example-level.json, which keeps the figures of other networks and contenders, and puts
 the tables on their page.
 """

@@ -4,11 +4,11 @@ had been killed: `python -m benchmarks.kills --kills 100 --out docs/results/kill
 Nodes on this machine, six by default, answer runs under local, central and distributed trust in
 turn. In each run one process is killed (`kill -9`) at a random time of a random round: a service, a
 training process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or
-the command that follows the run. The benchmark then follows the command's advice. It starts the
-processes that have ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a
-command that has ended without a result. The final model must equal the model of the same recipe's
-simulation. Every answer that a node has sent must be a row of the node's ledger. The answers are
-known from the log of the node's service and from the server's records.
+the command that follows the run. The benchmark then does what the command's messages advise: it
+starts the processes that have ended (`deploy up`, after `deploy down` if the advice says so), and
+it repeats a command that has ended without a result. The final model must equal the model of the
+same recipe's simulation. Every answer that a node has sent must have a row in the node's ledger.
+The answers are read from the log of the node's service and from the server's records.
 
 The benchmark prints one line of JSON for each kill, and finally a table of all kills. A later call
 with the same --out continues after the last kill.
@@ -151,7 +151,7 @@ def _settings(own: Sequence[str], nodes: int) -> list[str]:
 
 
 class _Run:
-    """One run in which a process is killed after some seconds."""
+    """One run in which a process is killed at a random time."""
 
     def __init__(self, folder: DeploymentFolder, trust: str, number: int, nodes: int) -> None:
         self._folder, self._number = folder, number
@@ -301,7 +301,7 @@ def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
 
 
 def _is_advice(said: Sequence[str]) -> bool:
-    """Return whether every message says what to do."""
+    """Return whether every message contains some advice from `_ADVICE`."""
     return all(any(word in line for word in _ADVICE) for line in said)
 
 

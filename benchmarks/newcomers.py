@@ -1,8 +1,8 @@
 """The first private result of seven newcomers: `python -m benchmarks.newcomers [--write]`.
 
-Each newcomer begins with an empty folder, an installed environment and a page of the documentation.
-Commands and code are read from that page. Lines that the newcomer writes are counted; copied lines
-are not. The time ends with the command that prints the first epsilon.
+Each newcomer starts with an empty folder, an installed environment and a page of the documentation.
+Commands and code are read from that page. The lines that the newcomer writes are counted, without
+copied lines. The measured time ends with the command that prints the first epsilon.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Visit:
         return (ROOT / page).read_text(encoding="utf-8")
 
     def paste(self, file: str, code: str, changes: Mapping[str, str] | None = None) -> None:
-        """Copy code of a page into a file, and change some of its lines."""
+        """Copy code from a page into a file, and change some of the lines."""
         (self.folder / file).write_text(code, encoding="utf-8")
         self.change(file, changes or {})
 
@@ -262,8 +262,8 @@ def mac_reader(visit: Visit) -> None:
     compiled kernel.
 
     The machine is not a Mac. `tests/simulations/engines/test_processes.py` shows that Ray is picked
-    there. A Mac has no kernel because its processor has no AVX2. Here a missing compiler has the
-    same effect.
+    there. A Mac has no kernel because its processor has no AVX2. Here the kernel is missing because
+    there is no compiler.
     """
     page = visit.read("README.md")
     visit.environment |= {"CXX": "false", "RAY_USAGE_STATS_ENABLED": "0"}

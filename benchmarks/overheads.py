@@ -2,10 +2,10 @@
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;
-* time to clip and noise an update of 11.2 million parameters on one core, over the time of
-  `torch.randn` of the same size;
-* time of a private round over the time of the same round without privacy, with the same engine and
-  clients;
+* time to clip an update of 11.2 million parameters and add noise to it on one core, divided by the
+  time of `torch.randn` of the same size;
+* time of a private round divided by the time of the same round without privacy, with the same
+  engine and clients;
 * seconds to divide 60,000 samples among 500 clients, and a million samples among 100,000 clients.
 """
 

@@ -2,18 +2,19 @@
 
 The comparisons and their figures are:
 
-* 100,000 registered clients against 500. Clients have four examples and take one optimizer step.
-  The expected cohorts are equal. Figures: ratios of the peak memory (driver and workers) and of the
-  median time of a round.
-* A cohort of 1,000 against a cohort of 50, out of 100,000 clients. The model's 63 sums of blocks
-  are 280 MB. Figure: peak memory.
+* 100,000 registered clients, compared with 500. Clients have four examples and take one optimizer
+  step. The expected cohorts are equal. Figures: ratios of the peak memory (driver and workers) and
+  of the median time of a round.
+* A cohort of 1,000, compared with a cohort of 50, out of 100,000 clients. The model's 63 sums of
+  blocks are 280 MB. Figure: peak memory.
 * A million registered clients, whose inputs are generated when they train, against 500; also a
   cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
   memory.
 * A cohort of 5,000 out of 50,000 clients with a linear model, on Ray and with forked workers.
   Figures: time and memory.
-* A two-node Ray cluster on this machine against one node with the same cores. Figure: ratio of the
-  time per round, for the simulators' work and for rounds of a few milliseconds.
+* A two-node Ray cluster on this machine, compared with one node that has the same number of cores.
+  Figure: ratio of the time per round, for the simulators' work and for rounds of a few
+  milliseconds.
 * Two Ray nodes whose object stores are smaller than a round's sums, or smaller than one sum.
   Figure: time.
 * ResNet-18 on 32x32 images, with 10 clients of 64 images in a round. Figure: the share of the

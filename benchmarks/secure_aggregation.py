@@ -194,7 +194,7 @@ def _masked(
 
 
 def _sealed(sealing: bytes, whole: Cohort, sender: int, receiver: int) -> str:
-    """Make sealed shares of zeros, which a node opens as it opens real shares."""
+    """Seal shares of zeros, which a node opens as it opens real shares."""
     advert = whole.adverts[receiver]
     return b64encode(
         seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))
@@ -246,7 +246,7 @@ def _ledger(folder: Path) -> NodeLedger:
 
 
 def _complete(nodes: int, threshold: int, colluders: int) -> Shape:
-    """Make every node a neighbour of every other node."""
+    """Return the shape of a cohort in which all nodes are neighbours of each other."""
     return Shape(nodes // 2, threshold, 0, colluders)
 
 

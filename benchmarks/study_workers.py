@@ -24,8 +24,8 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
     """Measure the seconds of a study of 2 mechanisms x 2 budgets x 3 seeds with one worker, with
     two workers and in a second call.
 
-    The three alternate, and each turn has new folders. The second call reads what the first call
-    has written.
+    The three measurements alternate, and each turn has new folders. The second call reads what the
+    first call has written.
 
     Args:
         turns: repetitions.
@@ -67,7 +67,7 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
 
 
 def saved(figures: dict[str, Any]) -> str:
-    """Return the time that workers and a second call save."""
+    """Describe the time of a study with two workers and of a second call, for a page."""
     return (
         f"On {figures['cores']} cores a study of {figures['runs']} runs of {figures['rounds']} "
         f"rounds took {figures['two_workers']:.2f} times as long with two workers as with one, and "

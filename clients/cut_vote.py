@@ -1,4 +1,6 @@
-"""Clients' votes between two cuts of their updates, see `fedlgm.mechanisms.voted_filling`."""
+"""Clients' votes between two ways of bounding their updates (see
+`fedlgm.mechanisms.voted_filling`).
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class PrivateFedAvg(LayerwiseFedAvg):
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
         continue_ledger: whether the ledger may contain rounds of an earlier process with the same
-            settings; the costs of all rounds then add up. To resume a run after m of its rounds,
+            settings; the costs of all rounds then add up. To resume a run after m rounds,
             also load the saved weights into the model and pass `num_rounds=rounds - m` to `start`.
         flowers: arguments of Flower's own strategies. Each of them is refused with a message that
             names its replacement.

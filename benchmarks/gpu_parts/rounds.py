@@ -1,5 +1,5 @@
-"""Whole private rounds (train, bound, add up, noise, step): many clients at once against one after
-another.
+"""Whole private rounds (train, bound, add up, noise, step): many clients at once, compared with one
+after another.
 
 The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120
 examples per client (unequal, as a Dirichlet partition gives them), three epochs of Adam in batches
@@ -71,7 +71,7 @@ class Round:
         self.device = device
         rng = np.random.default_rng(0)
         shares = rng.dirichlet(np.full(scale.clients, 4.0))
-        # Longest clients first, as a simulation orders its blocks.
+        # The clients with the most examples come first, as in the blocks of a simulation.
         self.sizes = np.sort(
             np.maximum(1, np.round(shares * scale.clients * scale.examples)).astype(int)
         )[::-1]
@@ -178,7 +178,8 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
 def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
     """Measure the clients trained per second, for each way of training.
 
-    Only the fastest width is also measured with compilation, unless all are requested.
+    Compilation is measured only for the fastest number of clients at once, unless all are
+    requested.
     """
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)

@@ -37,7 +37,7 @@ class Timer:
     def __init__(self, repeats: int = 30) -> None:
         self.repeats = repeats
         self.flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-        # Clocks rise under load only, and a spin that is too short would let the host's launches
+        # Clocks rise only under load, and a spin that is too short would let the host's launches
         # into `device_ms`.
         spins = [self._between(lambda: torch.cuda._sleep(20_000_000)) for _ in range(40)]
         self.cycles_per_ms = 2e7 / min(spins)
