@@ -14,8 +14,8 @@ sign. The benchmark reports:
 
 `--distributed` compares secure sums with local trust. The two alternate on the same ten nodes, with
 a network of 26,010 parameters. `--as-simulated` compares a run of the recipe `distributed-digits`
-on thirty real nodes with its simulation. The nodes' noise has the simulation's seed. This option
-also reports the memory of each kind of process.
+on thirty real nodes with its simulation. The nodes draw their noise from the simulation's seed.
+This option also reports the memory of each kind of process.
 """
 
 from __future__ import annotations

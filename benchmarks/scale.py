@@ -7,8 +7,8 @@ The comparisons and their figures are:
   of the median time of a round.
 * A cohort of 1,000, compared with a cohort of 50, out of 100,000 clients. The model's 63 sums of
   blocks are 280 MB. Figure: peak memory.
-* A million registered clients, whose inputs are generated when they train, against 500; also a
-  cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
+* A million registered clients, whose inputs are generated when they train, compared with 500; also
+  a cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
   memory.
 * A cohort of 5,000 out of 50,000 clients with a linear model, on Ray and with forked workers.
   Figures: time and memory.

@@ -5,7 +5,7 @@ round on demand, so that rounds alternate between contenders and a change of the
 affects all equally. The medians and their ratios to ours are printed as one JSON object. pfl takes
 part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: it
 then has two processes, each with half of the cohort. They never exchange anything, because an
-exchange needs Horovod or MPI, so pfl is faster here than it would be with one.
+exchange needs Horovod or MPI, so pfl is faster here than it would be with an exchange.
 """
 
 from __future__ import annotations

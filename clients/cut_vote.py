@@ -50,8 +50,8 @@ class VotingWork(LocalWork):
 
 
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients. The clients also vote if the plan asks for votes; see
-    `ClientUpdates`.
+    """Clients' bounded updates, with the clients' votes if the plan asks for votes (see
+    `ClientUpdates`).
     """
 
     answers = frozenset({CutVote.name})

@@ -218,8 +218,8 @@ def run_supernode(pauses: Sleeps) -> None:
 
 
 def _says_what_failed(record: logging.LogRecord) -> bool:
-    """Add to Flower's "Connection attempt failed, retrying in 2 seconds" which connection failed
-    and what to do.
+    """Add the connection that failed and the remedy to Flower's message "Connection attempt failed,
+    retrying in 2 seconds".
     """
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (

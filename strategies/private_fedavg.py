@@ -119,8 +119,8 @@ class PrivateFedAvg(LayerwiseFedAvg):
         optimizer: the server's optimizer, as an object or a name (see `ServerOptimizer`); by
             default the mean update is added to the model.
         server_lr: learning rate of a named optimizer. The default is 1 for "sgd". It is 0.1 for
-            "momentum", which over the rounds adds up to ten times each update, and 0.01 for "adam"
-            and "yogi", in whose steps each coordinate moves by about the rate.
+            "momentum", with which each update is added up to ten times over the rounds, and 0.01
+            for "adam" and "yogi", in whose steps each coordinate moves by about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
         continue_ledger: whether the ledger may contain rounds of an earlier process with the same

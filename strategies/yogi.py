@@ -19,7 +19,7 @@ class Yogi:
 
     Args:
         lr: server learning rate; every coordinate moves by about this much.
-        tau: degree of adaptivity, in units of the update.
+        tau: constant in the denominator (degree of adaptivity), in units of the update.
 
     Example:
         >>> moved = Yogi(lr=0.1, tau=0.0).step(torch.zeros(2), torch.tensor([2.0, -3.0]))

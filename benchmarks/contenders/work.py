@@ -84,7 +84,7 @@ def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def serve(do_round: Callable[[int], dict[str, float] | None]) -> None:
-    """Run a round 0, announce readiness, and then time one round for every line of input (its
+    """Run round 0, announce readiness, and then time one round for every line of input (its
     number).
 
     The answer includes the round's result.
