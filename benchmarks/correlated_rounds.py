@@ -4,7 +4,7 @@ docs/results/data/correlated.md).
 All times are processor time on one core.
 
 * Milliseconds of a round's noise: independent noise, noise with 10 bands, and their ratio. The
-  memory that the correlated noise keeps is also reported.
+  memory that the correlated noise uses is also reported.
 * For comparison, milliseconds of one batch of 32 examples on a client. The time of a whole round is
   computed from these times, for ten clients with ten batches each.
 * Seconds of whole rounds of `fashion-mnist` with independent and with correlated noise (`--rounds

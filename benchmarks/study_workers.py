@@ -67,7 +67,9 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
 
 
 def saved(figures: dict[str, Any]) -> str:
-    """Describe the time of a study with two workers and of a second call, for a page."""
+    """Return the sentence of the page about the time of a study with two workers and of a second
+    call.
+    """
     return (
         f"On {figures['cores']} cores a study of {figures['runs']} runs of {figures['rounds']} "
         f"rounds took {figures['two_workers']:.2f} times as long with two workers as with one, and "

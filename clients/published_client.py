@@ -1,4 +1,5 @@
-"""The client of published variants that are NOT PRIVATE: it reports raw figures of its own updates.
+"""The client of published variants that are NOT PRIVATE: it reports figures of its updates without
+noise.
 
 >>> from fedlgm import mechanisms
 >>> from clients.choice import client_class
