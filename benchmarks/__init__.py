@@ -1,1 +1,1 @@
-"""Measurements of speed and memory; every module runs as `python -m benchmarks.NAME`."""
+"""Benchmarks of speed and memory; each is run with `python -m benchmarks.NAME`."""

@@ -1,8 +1,8 @@
-"""Private rounds of LoRA on GPT-2 small's shape beside a bare loop, on one core:
-`python -m benchmarks.adapter_rounds [--write]`.
+"""Private LoRA rounds of a model of the shape of GPT-2 small, compared with a bare loop on one
+core: `python -m benchmarks.adapter_rounds [--write]`.
 
-See `benchmarks.gpu_parts.adapters`, which measures the same rounds on a GPU. `--write` keeps the
-figures in docs/results/adapter-rounds.json.
+See `benchmarks.gpu_parts.adapters`, which measures the same rounds on a GPU. `--write` writes the
+figures to docs/results/adapter-rounds.json.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cost of a round at scales beyond these machines: `python -m benchmarks.beyond --write`.
 
-Every part of a round is measured alone, on one core and in a process that starts fresh: the draw of
+Every part of a round is measured separately, on one core and in a fresh process: the draw of
 a cohort, a bounded contribution, the sum of a block, the noise, the ledger and the accountant. The
 table for a million clients, cohorts of 10,000 and a model of 100 million parameters multiplies
 these parts; nothing of that size is run as a whole.
@@ -48,7 +48,7 @@ def plan_of(size: int) -> ReleasePlan:
 
 
 def median_of(job: Callable[[int], Any]) -> float:
-    """Median seconds of `job(repeat)`, after one call that warms up."""
+    """Return the median seconds of `job(repeat)`, after one call that warms up."""
     seconds = []
     for repeat in range(REPEATS + 1):
         started = time.perf_counter()
@@ -98,7 +98,7 @@ PARTS: dict[str, tuple[Callable[[int], dict[str, float]], tuple[int, ...]]] = {
 
 
 def measured() -> dict[str, dict[str, dict[str, float]]]:
-    """Figures of every part at every size, each in a fresh process."""
+    """Measure every part of a round at every size, each in a fresh process."""
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for part, (_, sizes) in PARTS.items():
         for size in sizes:

@@ -4,7 +4,7 @@ docs/results/data/correlated.md).
 All times are processor time on one core.
 
 * Milliseconds of a round's noise: independent noise, noise with 10 bands, and their ratio. The
-  memory that the correlated noise keeps is also reported.
+  memory that the correlated noise uses is also reported.
 * For comparison, milliseconds of one batch of 32 examples on a client. The time of a whole round is
   computed from these times, for ten clients with ten batches each.
 * Seconds of whole rounds of `fashion-mnist` with independent and with correlated noise (`--rounds
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 
 def noise_cost(repeats: int) -> list[Row]:
-    """Cost of a round's whole release: drawing, correlating, adding and rounding.
+    """Measure the cost of a round's release: drawing, correlating, adding and rounding the noise.
 
     The timed rounds come after `BANDS` rounds, when the buffer of past noise is full.
     """
@@ -93,7 +93,7 @@ def noise_cost(repeats: int) -> list[Row]:
 
 
 def step(module: torch.nn.Module, shape: tuple[int, ...]) -> None:
-    """Forward and backward pass of one batch of 32 examples."""
+    """Run the forward and backward pass of one batch of 32 examples."""
     x, y = torch.zeros(32, *shape), torch.zeros(32, dtype=torch.long)
     torch.nn.functional.cross_entropy(module(x), y).backward()
 
@@ -121,8 +121,8 @@ def _releases(layers: LayerTable, noise: Correlation | None) -> Callable[[], Non
 
 
 def whole_rounds(rounds: int) -> Row:
-    """Seconds of rounds of `fashion-mnist` with independent and with correlated noise, in this
-    process.
+    """Measure the seconds of rounds of `fashion-mnist` with independent and with correlated noise,
+    in this process.
 
     A run has 500 clients in groups that take turns, and 50 clients in each round. The rounds of the
     two runs alternate.
@@ -159,8 +159,8 @@ def whole_rounds(rounds: int) -> Row:
 
 
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of this process's time for each job, taken in turn after one run that warms
-    up.
+    """Return the median seconds of this process's time for each job. The jobs run in turn, after
+    one run of each that warms up.
 
     Wall time would also measure other processes.
     """
@@ -175,7 +175,7 @@ def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark that the module describes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

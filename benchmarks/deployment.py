@@ -1,4 +1,4 @@
-"""Real nodes on this machine beside Flower's plain FedAvg app:
+"""Real nodes on this machine, compared with Flower's plain FedAvg app:
 `python -m benchmarks.deployment --json`.
 
 Both run on the same kind of deployment (TLS, authentication, one SuperNode per node), and they
@@ -14,8 +14,8 @@ sign. The benchmark reports:
 
 `--distributed` compares secure sums with local trust. The two alternate on the same ten nodes, with
 a network of 26,010 parameters. `--as-simulated` compares a run of the recipe `distributed-digits`
-on thirty real nodes with its simulation. The nodes' noise has the simulation's seed. This option
-also reports the memory of each kind of process.
+on thirty real nodes with its simulation. The nodes draw their noise from the simulation's seed.
+This option also reports the memory of each kind of process.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ exit $status
 
 
 def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
-    """Flower's FedAvg on unmodified SuperNodes."""
+    """Measure rounds of Flower's FedAvg on unmodified SuperNodes."""
     app, out = folder.path / "app", folder.path / "stamps.json"
     if not app.exists():
         shutil.copytree(submit.APP, app)
@@ -125,7 +125,7 @@ def plain(folder: DeploymentFolder, nodes: int, rounds: int, parameters: int) ->
 
 
 def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[str, Any]:
-    """Figures of the same number of rounds through the nodes' services."""
+    """Measure the same number of rounds through the nodes' services."""
     before = _cpu(folder)
     result, seconds = _timed(folder, recipe)
     lines = (Path(result["run"]) / "private" / REPORT).read_text().splitlines()
@@ -148,8 +148,8 @@ def ours(folder: DeploymentFolder, nodes: int, recipe: recipes.Recipe) -> dict[s
 
 
 def _timed(folder: DeploymentFolder, recipe: recipes.Recipe) -> tuple[RunSummary, list[float]]:
-    """A new run's summary, and the seconds of its rounds; the first round includes the start of the
-    run.
+    """Start a run; return its summary and the seconds of its rounds, of which the first includes
+    the start of the run.
     """
     ends = [time.time()]
 
@@ -167,7 +167,7 @@ def _traffic(flower: Flower, run: str) -> float:
 
 
 def _cpu(folder: DeploymentFolder) -> float:
-    """Processor seconds of all executors and services so far."""
+    """Return the processor seconds that all executors and services have used so far."""
     found = 0.0
     for role, (pid, *_) in process_record.read(folder).items():
         if role.endswith(("-service", "-executor")):
@@ -212,7 +212,9 @@ def make_plain(folder: DeploymentFolder) -> None:
 
 
 def charge_times(count: int = 500) -> dict[str, float]:
-    """Milliseconds per charge of the ledger, including fsync of row and witness."""
+    """Measure the milliseconds per charge of the ledger, including the fsync of the row and of the
+    witness.
+    """
     with tempfile.TemporaryDirectory(prefix="fedlgm-ledger-") as place:
         paths = Path(place) / "ledger.sqlite", Path(place) / "seen.json"
         NodeLedger.create(*paths, "data")
@@ -236,7 +238,7 @@ def charge_times(count: int = 500) -> dict[str, float]:
 def measure(
     nodes: int, rounds: int, repeats: int, overrides: list[str], minutes: float
 ) -> dict[str, Any]:
-    """Figures of both apps on separate deployments. They alternate, and one runs at a time.
+    """Measure both apps on separate deployments. The apps alternate, so only one runs at a time.
 
     A repeat starts only if it would probably end within `minutes`.
     """
@@ -305,9 +307,7 @@ def measure(
 
 
 def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[str, Any]:
-    """Figures of rounds under distributed and under local trust, which alternate on the same
-    nodes.
-    """
+    """Measure rounds under distributed and under local trust, which alternate on the same nodes."""
     shares = [f"distributed.threshold={2 * nodes // 3 + 1}", f"distributed.colluders={nodes // 10}"]
     usual = [
         f"federation.clients={nodes}",
@@ -321,7 +321,7 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
     own = {"local": ["privacy.trust=local", "distributed=none"], "distributed": shares}
 
     def recipe(name: str, repeat: int) -> recipes.Recipe:
-        """The recipe of a repeat, with an initial model of its own.
+        """Return the recipe of a repeat, with a different initial model for each repeat.
 
         Nodes do not train again for a question that they have already answered.
         """
@@ -356,8 +356,8 @@ def trusts(nodes: int, rounds: int, repeats: int, overrides: list[str]) -> dict[
 
 
 def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any]:
-    """Whether real nodes and the simulation give the same model under distributed trust, and the
-    memory of the processes.
+    """Return whether real nodes and the simulation give the same model under distributed trust, and
+    the memory of the processes.
     """
     usual = [
         f"federation.rounds={rounds}",
@@ -392,7 +392,7 @@ def as_simulated(nodes: int, rounds: int, overrides: list[str]) -> dict[str, Any
 
 
 def _memory(folder: DeploymentFolder) -> dict[str, float]:
-    """Mean proportional set size of each kind of process and its children, in MB."""
+    """Return the mean proportional set size of each kind of process with its children, in MB."""
     found: dict[str, list[float]] = {}
     for role, (pid, *_) in process_record.read(folder).items():
         family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
@@ -417,7 +417,7 @@ def _up(folder: DeploymentFolder, name: str) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the benchmark that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--nodes",

@@ -1,14 +1,14 @@
-"""Clipped per-example gradients: time and memory of a step beside plain SGD and Opacus.
+"""Time and memory of a step with clipped per-example gradients, compared with plain SGD and Opacus.
 
     python -m benchmarks.example_level [--networks d-cnn-256 ...] [--contenders plain ...] [--rounds
     7] [--write]
 
 Every contender is a separate process with one torch thread. The contenders take their steps in
 turn, so that changes of the machine's speed affect all equally. Times are CPU seconds of the
-process. A ratio is a step's time over the time of the plain step in the same turn. There are two
-baselines: `plain` is SGD by autograd as users write it, and `plain-best` is the same SGD with its
-fastest micro-batch and memory layout. Contenders with `-quiet` add no noise. Contenders with
-`-exact` add no noise and sum in float64. `--write` adds the figures to
+process. A ratio is a step's time divided by the time of the plain step in the same turn. There are
+two baselines: `plain` is SGD by autograd as users write it, and `plain-best` is the same SGD with
+its fastest micro-batch and memory layout. Contenders whose names end in `-quiet` add no noise;
+those whose names end in `-exact` add no noise and sum in float64. `--write` adds the figures to
 docs/results/example-level.json, which keeps the figures of other networks and contenders, and puts
 the tables on their page.
 """
@@ -74,7 +74,7 @@ Results = dict[str, dict[str, Any]]
 
 
 class Process:
-    """A contender."""
+    """Process of a contender."""
 
     def __init__(self, network: str, name: str) -> None:
         command = [sys.executable, "-m", "benchmarks.contenders.example_level", network, name]
@@ -101,9 +101,7 @@ class Process:
 
 
 def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
-    """Figures of all contenders, whose steps alternate; the first two turns warm up and do not
-    count.
-    """
+    """Measure all contenders, whose steps alternate. The first two turns warm up and do not count."""
     processes = [Process(network, name) for name in names]
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks: dict[str, dict[str, float]] = {}
@@ -130,8 +128,8 @@ def compare(network: str, names: list[str], rounds: int) -> dict[str, Any]:
 def rows(
     results: Results, cell: Callable[[dict[str, Any]], str], names: list[str]
 ) -> list[list[str]]:
-    """A table's rows: one row per network and one cell per contender, with a dash for missing
-    figures.
+    """Return a table's rows, with one row per network, one cell per contender and a dash for a
+    missing figure.
     """
     return [
         [NAMES[network], *(cell(found[name]) if name in found else "-" for name in names)]
@@ -140,7 +138,7 @@ def rows(
 
 
 def times(results: Results, names: dict[str, str]) -> str:
-    """Table of the ratios' medians, with the smallest and the largest ratio."""
+    """Return the table of the ratios' medians, with the smallest and the largest ratio."""
 
     def cell(row: dict[str, Any]) -> str:
         ratios = row["ratios"]
@@ -150,7 +148,9 @@ def times(results: Results, names: dict[str, str]) -> str:
 
 
 def memory(results: Results) -> str:
-    """Table of the peak memory in addition to the imports' memory, and its part that is code."""
+    """Return the table of the peak memory in excess of the imports' memory, and of the share of it
+    that is code.
+    """
     names = {"plain": "plain"} | OURS | KERNEL | OPACUS
     cells = rows(
         results, lambda row: f"{row['above_imports_mb']:.0f} ({row['code_mb']:.0f})", list(names)
@@ -159,7 +159,9 @@ def memory(results: Results) -> str:
 
 
 def exact(results: Results) -> str:
-    """Table of the cost of sums in float64, as medians of ratios between steps of the same turn."""
+    """Return the table of the cost of sums in float64, as medians of ratios between steps of the
+    same turn.
+    """
     found = [
         [
             NAMES[network],

@@ -42,13 +42,13 @@ _WHOLE = ("simulators", "adapters", "adapters_step", "billion", "billion_step", 
 
 
 class Attempts:
-    """Runs parts of the benchmark and keeps their errors."""
+    """Runs parts of the benchmark and collects their errors."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
 
     def __call__(self, part: str, run: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of `run(*arguments)`, or an empty dict if it fails.
+        """Return the result of `run(*arguments)`, or an empty dict if the call fails.
 
         The result is printed at once, in case the machine is lost.
         """
@@ -62,7 +62,7 @@ class Attempts:
             return {}
 
     def checks(self, parts: dict[str, tuple[Any, ...]]) -> dict[str, dict[str, bool]]:
-        """Results of each part's checks; a failed check also counts as a failure."""
+        """Return the results of each part's checks; a check that fails is also listed as a failure."""
         results = {part: self(part, *call) for part, call in parts.items()}
         self.failures += [
             f"{part}: {name}"
@@ -162,7 +162,7 @@ def version(package: str) -> str | None:
 
 
 def driver() -> str | None:
-    """Version of the NVIDIA driver, if there is one."""
+    """Return the version of the NVIDIA driver, if there is one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return (

@@ -13,7 +13,7 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, Server
 
 
 def served(assembly: Assembly, ledger: Path, seed: int = 1) -> tuple[LayerwiseFedAvg, LocalGrid]:
-    """A strategy with a separate ledger, and the Grid over the run's clients."""
+    """Make a strategy with a separate ledger, and the Grid that reaches the run's clients."""
     keys = KeyRing.from_seed(seed)
     strategy = LayerwiseFedAvg(
         assembly.privacy.method,

@@ -1,14 +1,14 @@
-"""Random processes of a real deployment are killed, and each run must end as if none had been:
-`python -m benchmarks.kills --kills 100 --out docs/results/kills.jsonl`.
+"""Kills of random processes of a real deployment, after which each run must end as if no process
+had been killed: `python -m benchmarks.kills --kills 100 --out docs/results/kills.jsonl`.
 
 Nodes on this machine, six by default, answer runs under local, central and distributed trust in
 turn. In each run one process is killed (`kill -9`) at a random time of a random round: a service, a
 training process, a SuperNode, an executor, the SuperLink or one of its processes, the signer, or
-the command that follows the run. The benchmark then follows the command's advice. It starts the
-processes that have ended (`deploy up`, after `deploy down` if the advice says so), and it repeats a
-command that has ended without a result. The final model must equal the model of the same recipe's
-simulation. Every answer that a node has sent must be a row of the node's ledger. The answers are
-known from the log of the node's service and from the server's records.
+the command that follows the run. The benchmark then does what the command's messages advise: it
+starts the processes that have ended (`deploy up`, after `deploy down` if the advice says so), and
+it repeats a command that has ended without a result. The final model must equal the model of the
+same recipe's simulation. Every answer that a node has sent must have a row in the node's ledger.
+The answers are read from the log of the node's service and from the server's records.
 
 The benchmark prints one line of JSON for each kill, and finally a table of all kills. A later call
 with the same --out continues after the last kill.
@@ -79,7 +79,7 @@ _fork = multiprocessing.get_context("fork")  # a forked command spends no time o
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the exit status is 1 if a run did not end as it must."""
+    """Run the benchmark; the exit status is 1 if a run did not end as it must."""
     parser = argparse.ArgumentParser(prog="benchmarks.kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100, help="number of kills, over all trusts")
     parser.add_argument("--trust", choices=[*_RECIPES], action="append", help="default: all three")
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    """The outcomes by killed process, as a page shows them."""
+    """Return a table of the outcomes by killed process, for a page."""
     by_process: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for outcome in outcomes:
         by_process[_NAMES.get(outcome["process"], outcome["process"])].append(outcome)
@@ -127,8 +127,8 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
 
 
 def kill(trusts: Sequence[str], numbers: range, nodes: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The outcomes of kills in one deployment, whose nodes answer runs under these trusts in
-    turn.
+    """Kill processes in one deployment, whose nodes answer runs under these trust models in turn;
+    yield the outcome of each kill.
     """
     place = Path(tempfile.mkdtemp(prefix="kills"))
     policy = {"trust": [*trusts], "epsilon": 1e4}
@@ -151,12 +151,12 @@ def _settings(own: Sequence[str], nodes: int) -> list[str]:
 
 
 class _Run:
-    """One run in which a process is killed after some seconds."""
+    """One run in which a process is killed at a random time."""
 
     def __init__(self, folder: DeploymentFolder, trust: str, number: int, nodes: int) -> None:
         self._folder, self._number = folder, number
         name, own = _RECIPES[trust]
-        # Each run has a model of its own, because nodes do not keep all of their answers to an
+        # Each run has a different model, because nodes do not store all of their answers to an
         # earlier run.
         settings = [*_settings(own, nodes), f"model.seed={number + 1}"]
         self._recipe = recipes.load(name, settings)
@@ -166,7 +166,7 @@ class _Run:
         self._said: list[str] = []
 
     def outcome(self, order: random.Random) -> dict[str, Any]:
-        """The kill, its time, and the end of the run."""
+        """Return what was killed and when, and how the run ended."""
         started = time.monotonic()
         before = set(self._folder.runs.glob("*"))
         found: dict[str, Any] = {}
@@ -215,7 +215,7 @@ class _Run:
         }  # fmt: skip
 
     def _kill_one(self, run: Any, order: random.Random) -> dict[str, Any]:
-        """Kill a running process; every kind of process is equally likely."""
+        """Kill a random running process; every kind of process is equally likely."""
         stage = order.randrange(ROUNDS)
         while run.is_alive() and sum(line.startswith("round ") for line in self._lines()) < stage:
             time.sleep(0.1)
@@ -265,13 +265,13 @@ class _Run:
             self._said.append("it did not end")
 
     def _lines(self) -> list[str]:
-        """The lines that the command has printed."""
+        """Return the lines that the command has printed."""
         return self._log.read_text().strip().splitlines()
 
 
 def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
-    """Numbers of a run's rows in all ledgers, of the answers sent for it, and of answers without a
-    row.
+    """Count a run's rows in all ledgers, the answers that were sent for it, and the answers without
+    a row.
 
     Args:
         folder: the deployment.
@@ -301,7 +301,7 @@ def charges(folder: DeploymentFolder, run: Path) -> dict[str, int]:
 
 
 def _is_advice(said: Sequence[str]) -> bool:
-    """Whether every message says what to do."""
+    """Return whether every message contains some advice from `_ADVICE`."""
     return all(any(word in line for word in _ADVICE) for line in said)
 
 
@@ -323,7 +323,7 @@ def _call(command: list[str], out: Path, log: Path) -> None:
 
 
 def _program(process: psutil.Process) -> str:
-    """Name of a process's program or module; empty if it has ended."""
+    """Return the name of a process's program or module; empty if the process has ended."""
     try:
         words = process.cmdline()
     except psutil.Error:

@@ -1,8 +1,8 @@
 """The first private result of seven newcomers: `python -m benchmarks.newcomers [--write]`.
 
-Each newcomer begins with an empty folder, an installed environment and a page of the documentation.
-Commands and code are read from that page. Lines that the newcomer writes are counted; copied lines
-are not. The time ends with the command that prints the first epsilon.
+Each newcomer starts with an empty folder, an installed environment and a page of the documentation.
+Commands and code are read from that page. The lines that the newcomer writes are counted, without
+copied lines. The measured time ends with the command that prints the first epsilon.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @dataclass
 class Visit:
-    """What one newcomer does in a folder.
+    """The commands of one newcomer in a folder, with their time and the lines that the newcomer
+    writes.
 
     Attributes:
         folder: where the newcomer works.
@@ -62,7 +63,7 @@ class Visit:
         return (ROOT / page).read_text(encoding="utf-8")
 
     def paste(self, file: str, code: str, changes: Mapping[str, str] | None = None) -> None:
-        """Copy code of a page into a file, and change some of its lines."""
+        """Copy code from a page into a file, and change some of the lines."""
         (self.folder / file).write_text(code, encoding="utf-8")
         self.change(file, changes or {})
 
@@ -111,12 +112,12 @@ class Visit:
 
 
 def code_of(page: str, number: int = 0) -> str:
-    """A page's Python block number `number`."""
+    """Return the Python block number `number` of a page."""
     return [code for kind, code in _BLOCK.findall(page) if kind == "python"][number]
 
 
 def command_of(page: str, start: str) -> str:
-    """A page's command that begins with `start`, from a block, an indented line or the text."""
+    """Find a page's command that begins with `start`, in a block, an indented line or the text."""
     blocks = [code for kind, code in _BLOCK.findall(page) if kind in ("", "console")]
     lines = re.findall(r"^    (\S.*(?:\\\n.*)*)$", page, re.MULTILINE)
     for block in blocks:
@@ -128,7 +129,7 @@ def command_of(page: str, start: str) -> str:
 
 
 def dp_researcher(visit: Visit) -> None:
-    """Compares an allocation rule of their own with SNR-consistent noise."""
+    """Compare a user's allocation rule with SNR-consistent noise."""
     page = visit.read("docs/start/paper.md")
     rule = {
         "class EqualNoise(Mechanism):": "class BySize(Mechanism):",
@@ -142,7 +143,7 @@ def dp_researcher(visit: Visit) -> None:
 
 
 def hospital_statistician(visit: Visit) -> None:
-    """Has a table for each of six clinics, and a public one; the outcome is a column."""
+    """Start with one table for each of six clinics and a public table; a column holds the outcome."""
     from sklearn.datasets import load_diabetes
 
     frame = load_diabetes(as_frame=True, scaled=False).frame
@@ -163,7 +164,7 @@ def hospital_statistician(visit: Visit) -> None:
 
 
 def flower_user(visit: Visit) -> None:
-    """Has a Flower app, and changes it as the page's differences show."""
+    """Start with a Flower app, and change it as the page's differences show."""
     page = visit.read("docs/start/flower.md")
     for file in (ROOT / "docs/examples/existing_flower_app").glob("*.*"):
         shutil.copy(file, visit.folder)
@@ -201,7 +202,9 @@ def flower_user(visit: Visit) -> None:
 
 
 def phd_student(visit: Visit) -> None:
-    """Has a fine-tuned BERT with its tokenizer in a folder, and reviews in two tables."""
+    """Start with a folder that holds a fine-tuned BERT and its tokenizer, and with reviews in two
+    tables.
+    """
     import numpy as np
     import pandas as pd
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
@@ -242,7 +245,7 @@ def phd_student(visit: Visit) -> None:
 
 
 def opacus_user(visit: Visit) -> None:
-    """Has a script, and changes it to the form of the page's script."""
+    """Start with a script, and change it to the form of the page's script."""
     page = visit.read("docs/start/opacus.md")
     before, after = (
         (ROOT / f"tests/opacus_scripts/digits_cnn{suffix}.py").read_text(encoding="utf-8")
@@ -255,11 +258,12 @@ def opacus_user(visit: Visit) -> None:
 
 
 def mac_reader(visit: Visit) -> None:
-    """Reads the README on a Mac: the engine Ray instead of forked workers, and no compiled kernel.
+    """Follow the README as on a Mac: with the engine Ray instead of forked workers, and without the
+    compiled kernel.
 
     The machine is not a Mac. `tests/simulations/engines/test_processes.py` shows that Ray is picked
-    there. A Mac has no kernel because its processor has no AVX2. Here a missing compiler has the
-    same effect.
+    there. A Mac has no kernel because its processor has no AVX2. Here the kernel is missing because
+    there is no compiler.
     """
     page = visit.read("README.md")
     visit.environment |= {"CXX": "false", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -274,7 +278,7 @@ def mac_reader(visit: Visit) -> None:
 
 
 def new_project(visit: Visit) -> None:
-    """Writes a project with `fedlgm new`, and puts a network and arrays of their own into it."""
+    """Write a project with `fedlgm new`, and put the newcomer's network and arrays into it."""
     import numpy as np
     from sklearn.datasets import make_classification
 
@@ -313,7 +317,7 @@ NEWCOMERS: dict[str, Callable[[Visit], None]] = {
 
 
 def visit(who: str) -> Visit:
-    """One newcomer, from an empty folder to a private result."""
+    """Let one newcomer go from an empty folder to a private result."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-newcomer-") as folder:
         found = Visit(Path(folder) / "work", Path(folder) / "home")
         found.folder.mkdir()
@@ -323,7 +327,7 @@ def visit(who: str) -> Visit:
 
 
 def table(kept: dict[str, Any]) -> str:
-    """The table of the page."""
+    """Return the table for the page."""
     lines = [
         "| newcomer | begins on | commands | own lines | minutes |",
         "| --- | --- | --- | --- | --- |",

@@ -2,10 +2,10 @@
 
 * wall seconds of `import fedlgm` and of `fedlgm --help` (fresh processes, medians);
 * milliseconds to plan ResNet-152's layers;
-* time to clip and noise an update of 11.2 million parameters on one core, over the time of
-  `torch.randn` of the same size;
-* time of a private round over the time of the same round without privacy, with the same engine and
-  clients;
+* time to clip an update of 11.2 million parameters and add noise to it on one core, divided by the
+  time of `torch.randn` of the same size;
+* time of a private round divided by the time of the same round without privacy, with the same
+  engine and clients;
 * seconds to divide 60,000 samples among 500 clients, and a million samples among 100,000 clients.
 """
 
@@ -71,7 +71,7 @@ def bound_and_release(repeats: int) -> dict[str, float]:
     total = BoundedSum.empty(plan)
 
     def step() -> None:
-        # The sum exists already, as for every client except a round's first.
+        # The sum already exists, as it does for every client of a round except the first.
         total.add(update)
         release(total.total, plan, keys, 1)
 
@@ -133,7 +133,9 @@ def partitions(repeats: int) -> dict[str, float]:
 
 
 def interleaved(jobs: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each job, taken in turn after one run that warms up."""
+    """Return the median seconds of each job. The jobs run in turn, after one run of each that warms
+    up.
+    """
     times: list[list[float]] = [[] for _ in jobs]
     for turn in range(repeats + 1):
         for job, own in zip(jobs, times, strict=True):

@@ -1,11 +1,11 @@
-"""Seconds of a node's answer, with an empty ledger and with a long one:
+"""Seconds that a node takes to answer, with an empty ledger and with a long ledger:
 `python -m benchmarks.questions --json`.
 
 A real service answers over its socket: `fedlgm node serve`, with the processes that train and
 account. Each round asks a new question, which is admitted, priced, charged on disk, trained,
-bounded and noised. It then asks the same question again and gets the kept answer. The model is
-logistic regression, so that nearly all of the time is spent in the service. The long ledger has
-10,000 releases of 100 distinct example-level plans. The two services answer in turn.
+bounded and noised. The round then asks the same question again and gets the stored answer. The
+model is logistic regression, so that nearly all of the time is spent in the service. The long
+ledger has 10,000 releases of 100 distinct example-level plans. The two services answer in turn.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORK = {
 _POLICY = {"shape": list(SHAPE), "classes": CLASSES, "unit": "example", "epsilon": 50.0}
 _EDITS = {
     "reply_every_seconds = 0.5": "reply_every_seconds = 0.0",
-    # a release costs at least this part of the budget
+    # a release costs at least this share of the budget
     "releases = 1000 #": "releases = 10_000_000 #",
     "releases_per_run = 1000": "releases_per_run = 100_000",
     "releases_per_day = 1000": "releases_per_day = 100_000",
@@ -52,7 +52,7 @@ _EDITS = {
 
 
 class Node:
-    """A node whose ledger has a number of rows, and its service."""
+    """A node with a given number of ledger rows, and its service."""
 
     def __init__(self, path: Path, rows: int) -> None:
         rng = np.random.default_rng(0)
@@ -90,7 +90,7 @@ class Node:
             time.sleep(0.05)
 
     def ask(self, round: int) -> float:
-        """Seconds of the answer to a round's question."""
+        """Ask a round's question, and return the seconds until the answer."""
         question = Question(
             "run", round, 0, self._plan, protocol.sha256(self._body), _WORK, "00", self._key
         )
@@ -104,8 +104,8 @@ class Node:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Medians of both services over the rounds after the first five; the services answer in
-    turn.
+    """Return the medians of both services over the rounds after the first five; the services answer
+    in turn.
     """
     with tempfile.TemporaryDirectory() as folder:
         nodes = {rows: Node(Path(folder) / str(rows), rows) for rows in (0, ROWS)}
@@ -130,7 +130,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=40, help="questions to each service")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -2,18 +2,19 @@
 
 The comparisons and their figures are:
 
-* 100,000 registered clients against 500. Clients have four examples and take one optimizer step.
-  The expected cohorts are equal. Figures: ratios of the peak memory (driver and workers) and of the
-  median time of a round.
-* A cohort of 1,000 against a cohort of 50, out of 100,000 clients. The model's 63 sums of blocks
-  are 280 MB. Figure: peak memory.
-* A million registered clients, whose inputs are generated when they train, against 500; also a
-  cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
+* 100,000 registered clients, compared with 500. Clients have four examples and take one optimizer
+  step. The expected cohorts are equal. Figures: ratios of the peak memory (driver and workers) and
+  of the median time of a round.
+* A cohort of 1,000, compared with a cohort of 50, out of 100,000 clients. The model's 63 sums of
+  blocks are 280 MB. Figure: peak memory.
+* A million registered clients, whose inputs are generated when they train, compared with 500; also
+  a cohort of 10,000 of the million. Figures: the same two ratios, with proportional set sizes as
   memory.
 * A cohort of 5,000 out of 50,000 clients with a linear model, on Ray and with forked workers.
   Figures: time and memory.
-* A two-node Ray cluster on this machine against one node with the same cores. Figure: ratio of the
-  time per round, for the simulators' work and for rounds of a few milliseconds.
+* A two-node Ray cluster on this machine, compared with one node that has the same number of cores.
+  Figure: ratio of the time per round, for the simulators' work and for rounds of a few
+  milliseconds.
 * Two Ray nodes whose object stores are smaller than a round's sums, or smaller than one sum.
   Figure: time.
 * ResNet-18 on 32x32 images, with 10 clients of 64 images in a round. Figure: the share of the
@@ -55,8 +56,8 @@ SHORT_ROUNDS = (
 
 
 def peak_megabytes() -> float:
-    """Sum of the peak resident sizes of this process and of the workers that it started (Ray's or
-    forked ones).
+    """Return the sum of the peak resident sizes of this process and of the Ray or forked workers
+    that it started.
 
     A page that a forked worker shares with this process counts once for each of the two.
     """
@@ -127,7 +128,7 @@ def federation(
 
 
 class Generated:
-    """Inputs [n, 1, 4, 4] that follow from the number of their row."""
+    """Inputs [n, 1, 4, 4], each computed from its row number."""
 
     dtype = np.dtype(np.float32)
 
@@ -140,7 +141,7 @@ class Generated:
 
 
 def memory_in_use() -> float:
-    """Megabytes of this process and its children; a page that they share counts once."""
+    """Return the megabytes of this process and its children; a page that they share counts once."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(process.memory_full_info().pss for process in processes) / 1e6
 
@@ -181,7 +182,9 @@ def generated(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
 
 
 def million() -> dict[str, Any]:
-    """Seconds of a round and memory of generated clients, over three interleaved runs."""
+    """Measure the seconds of a round and the memory with generated clients, over three interleaved
+    runs.
+    """
     jobs = {
         "500, cohort of 50": {"clients": 500, "cohort": 50, "rounds": 40},
         "1,000,000, cohort of 50": {"clients": 1_000_000, "cohort": 50, "rounds": 40},
@@ -202,8 +205,8 @@ def million() -> dict[str, Any]:
 
 
 def cohort_5000() -> dict[str, Any]:
-    """Seconds of a round and peak memory of a cohort of 5,000 out of 50,000, on Ray and with forked
-    workers.
+    """Measure the seconds of a round and the peak memory for a cohort of 5,000 out of 50,000, on
+    Ray and with forked workers.
     """
     job = {"clients": 50_000, "cohort": 5_000, "rounds": 10}
     runs = {engine: _child(job | {"engine": engine}) for engine in ("ray", "processes")}
@@ -213,7 +216,7 @@ def cohort_5000() -> dict[str, Any]:
 
 
 def resnet18_shares(rounds: int) -> dict[str, Any]:
-    """Share of the workers' time that is not local training, for fedlgm and for Flower.
+    """Measure the share of the workers' time that is not local training, for fedlgm and for Flower.
 
     A round has ten ResNet-18 clients.
     """
@@ -238,8 +241,8 @@ def resnet18_shares(rounds: int) -> dict[str, Any]:
 
 
 def registered(rounds: int, repeats: int) -> dict[str, Any]:
-    """Memory and time of federations of different size, over `repeats` interleaved runs of `rounds`
-    rounds.
+    """Measure the memory and time of federations of different sizes, over `repeats` interleaved
+    runs of `rounds` rounds.
     """
     jobs = {
         "registered_500": {"clients": 500, "cohort": 50},
@@ -272,8 +275,8 @@ def registered(rounds: int, repeats: int) -> dict[str, Any]:
 
 
 def two_nodes(rounds: int) -> dict[str, Any]:
-    """Seconds of a round of the simulators' benchmark, on two nodes with one core each and on one
-    node with two cores.
+    """Measure the seconds of a round of the simulators' benchmark, on two nodes with one core each
+    and on one node with two cores.
     """
     contenders = {"one": Contender(["ours", "ray"]), "two": Contender(["ours", "two-nodes"])}
     answers = interleaved(contenders, rounds)
@@ -287,7 +290,7 @@ def two_nodes(rounds: int) -> dict[str, Any]:
 
 
 def object_stores() -> dict[str, Any]:
-    """Seconds of a round on two Ray nodes with object stores of several sizes.
+    """Measure the seconds of a round on two Ray nodes with object stores of several sizes.
 
     In one group of runs a round has 280 MB of sums. In the other group one sum is larger than the
     smallest store.

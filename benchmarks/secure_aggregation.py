@@ -3,7 +3,7 @@
 
 All nodes of a round run in this process, one after the other, with their stores on disk and no
 transport. The benchmark reports the processor time of each step per node and round, as a mean over
-all nodes. It also reports the bytes that one node sends and receives. This node stays to the end;
+all nodes. It also reports the bytes that one node sends and receives. This node does not drop out;
 its messages are JSON, with the vector as raw words. One in ten nodes drops out after sharing its
 secrets, and the server removes the masks of these nodes. The time to make the vector (training,
 rounding, noise) is not included: `mask` starts from the words.
@@ -56,14 +56,14 @@ class Costs:
         self.up = self.down = 0
 
     def timed(self, step: str, call: Callable[[], Any]) -> Any:
-        """The result of the call, whose time is added to `step`."""
+        """Return the result of the call, and add its time to `step`."""
         started = time.process_time()
         answer = call()
         self.seconds[step] = self.seconds.get(step, 0.0) + time.process_time() - started
         return answer
 
     def of(self, nodes: int) -> dict[str, Any]:
-        """Mean times over the nodes, and the bytes of one node."""
+        """Return the mean times over the nodes, and the bytes of one node."""
         steps = {step: 1000 * seconds / nodes for step, seconds in self.seconds.items()}
         return {
             "node_ms": sum(steps.values()),
@@ -80,7 +80,7 @@ class Costs:
 
 
 def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) -> dict[str, Any]:
-    """Costs of one round; the sum is checked."""
+    """Run one round, check its sum and return its costs."""
     colluders, dropped = nodes // 10, nodes // 10
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
     policy = Distributed(
@@ -136,8 +136,8 @@ def one_round(nodes: int, threshold: int, size: int, folder: Path, number: int) 
 
 
 def sampled(nodes: int, threshold: int, size: int, folder: Path, number: int) -> dict[str, Any]:
-    """Costs of the first ten nodes of a round; the costs of making other nodes' messages do not
-    count.
+    """Measure the costs of the first ten nodes of a round; the cost of making the other nodes'
+    messages does not count.
     """
     colluders, answered = nodes // 10, list(range(nodes - nodes // 10))
     signers = [Ed25519PrivateKey.generate() for _ in range(nodes)]
@@ -194,7 +194,7 @@ def _masked(
 
 
 def _sealed(sealing: bytes, whole: Cohort, sender: int, receiver: int) -> str:
-    """Shares of zeros, which a node opens as it opens real shares."""
+    """Seal shares of zeros, which a node opens as it opens real shares."""
     advert = whole.adverts[receiver]
     return b64encode(
         seal(sealing, advert.sealing, whole.digest, sender, receiver, bytes(2 * SHARE_BYTES))
@@ -208,7 +208,7 @@ def measure(
     repeats: int,
     once: Callable[..., dict[str, Any]] = one_round,
 ) -> dict[str, Any]:
-    """Medians over rounds, and the smallest and largest time of a node."""
+    """Return the medians over the rounds, and the smallest and largest time of a node."""
     with tempfile.TemporaryDirectory(prefix="fedlgm-secagg-") as place:
         rounds = [once(nodes, threshold, size, Path(place), number) for number in range(repeats)]
     times = [one["node_ms"] for one in rounds]
@@ -238,7 +238,7 @@ def measure(
 
 
 def _ledger(folder: Path) -> NodeLedger:
-    """A node's new ledger, which keeps the sets that it signs."""
+    """Make a new ledger for a node; it stores the sets that the node signs."""
     folder.mkdir()
     files = folder / "ledger.sqlite", folder / "seen.json"
     NodeLedger.create(*files, "vectors")
@@ -246,7 +246,7 @@ def _ledger(folder: Path) -> NodeLedger:
 
 
 def _complete(nodes: int, threshold: int, colluders: int) -> Shape:
-    """Everyone is everyone's neighbour."""
+    """Return the shape of a cohort in which all nodes are neighbours of each other."""
     return Shape(nodes // 2, threshold, 0, colluders)
 
 
@@ -257,7 +257,7 @@ def _size(message: Any) -> int:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--large", action="store_true")

@@ -32,7 +32,7 @@ PLACE = Path("docs/results/separation.json")
 
 
 class Mlp(nn.Module):
-    """784-256-10."""
+    """Network with layers of 784, 256 and 10 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,9 @@ MODELS: dict[str, tuple[type[nn.Module], int, tuple[int, ...]]] = {
 def measure(
     make: type[nn.Module], batch: int, shape: tuple[int, ...], turns: int
 ) -> dict[str, object]:
-    """Ratios of one model's steps, and the relative difference of the two sums."""
+    """Return the ratios of the times of one model's steps, and the relative difference of the two
+    sums.
+    """
     torch.manual_seed(0)
     model = make().train()
     tokens = make is Pooled

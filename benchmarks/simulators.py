@@ -2,10 +2,10 @@
 
 "ours" is the recipe as its users get it. Each contender runs in a separate process and makes one
 round on demand, so that rounds alternate between contenders and a change of the machine's speed
-affects all equally. Medians and ratios over ours are printed as one JSON object. pfl takes part if
-the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: it then has
-two processes, each with half of the cohort. They never exchange anything, because an exchange needs
-Horovod or MPI, so pfl is faster here than it would be with one.
+affects all equally. The medians and their ratios to ours are printed as one JSON object. pfl takes
+part if the interpreter named by FEDLGM_PFL_PYTHON has `pfl`, torch, flwr-datasets and NumPy: it
+then has two processes, each with half of the cohort. They never exchange anything, because an
+exchange needs Horovod or MPI, so pfl is faster here than it would be with an exchange.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ CONTENDERS = {
 
 
 class Contender:
-    """Child processes that share a round for every input line.
+    """Child processes that together run one round for every line of input.
 
     Args:
         command: arguments after `python -m benchmarks.contenders.`, one list per process.
         python: interpreter.
-        environment: variables beside this process's.
+        environment: environment variables in addition to those of this process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Contender:
         self.start_to_first_round = time.perf_counter() - started
 
     def round(self, number: int) -> dict[str, float]:
-        """The answer of the slowest process, which includes its "seconds"."""
+        """Run a round; return the answer of the slowest process, which includes its "seconds"."""
         for process in self._processes:
             print(number, file=process.stdin, flush=True)
         return max(self._answers(), key=lambda answer: float(answer["seconds"]))
@@ -88,7 +88,7 @@ class Contender:
 def interleaved(
     contenders: dict[str, Contender], rounds: int, warm: int = 0
 ) -> dict[str, list[dict[str, float]]]:
-    """Rounds 1 to `rounds` of every contender, in turn; the contenders are closed afterwards.
+    """Run rounds 1 to `rounds` of every contender in turn, and then close the contenders.
 
     Args:
         contenders: contenders by name.
@@ -108,11 +108,12 @@ def interleaved(
 
 
 def starts(makers: dict[str, Callable[[], Contender]], times: int) -> dict[str, list[float]]:
-    """Seconds from a contender's start to the end of its first round, for `times` starts of each.
+    """Measure the seconds from a contender's start to the end of its first round, for `times`
+    starts of each.
 
     The contenders alternate, and every second turn reverses their order.
 
-    The very first start also reads from the disk what all contenders need.
+    The very first start also reads the files that all contenders need from the disk.
     """
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     for turn in range(times):
@@ -133,7 +134,9 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def floor_seconds(rounds: Iterable[int]) -> dict[str, float]:
-    """Floating-point work of a round over the measured matrix-product rate of all cores."""
+    """Return a round's floating-point operations divided by the measured rate of matrix products of
+    all cores.
+    """
     module = work.model()
     x, y = torch.randn(work.BATCH, 1, 28, 28), torch.zeros(work.BATCH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:

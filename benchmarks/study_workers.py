@@ -1,6 +1,6 @@
 """Time that workers and a second call save in a study: `python -m benchmarks.study_workers [--write]`.
 
-It needs an idle machine; `--turns 1 --rounds 2` is a short trial.
+The benchmark needs an idle machine; `--turns 1 --rounds 2` is a short trial.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ KEPT = Path(__file__).parents[1] / "docs" / "results" / "study-ratios.json"
 
 
 def ratios(turns: int, rounds: int) -> dict[str, Any]:
-    """Seconds of a study of 2 mechanisms x 2 budgets x 3 seeds: with one worker, with two workers,
-    and in a second call.
+    """Measure the seconds of a study of 2 mechanisms x 2 budgets x 3 seeds with one worker, with
+    two workers and in a second call.
 
-    The three alternate, and each turn has new folders. The second call reads what the first call
-    has written.
+    The three measurements alternate, and each turn has new folders. The second call reads what the
+    first call has written.
 
     Args:
         turns: repetitions.
@@ -67,7 +67,9 @@ def ratios(turns: int, rounds: int) -> dict[str, Any]:
 
 
 def saved(figures: dict[str, Any]) -> str:
-    """Savings by workers and by a second call."""
+    """Return the sentence of the page about the time of a study with two workers and of a second
+    call.
+    """
     return (
         f"On {figures['cores']} cores a study of {figures['runs']} runs of {figures['rounds']} "
         f"rounds took {figures['two_workers']:.2f} times as long with two workers as with one, and "
@@ -78,7 +80,7 @@ def saved(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=30)

@@ -1,9 +1,9 @@
-"""The compiled kernel beside PyTorch, model by model:
+"""The compiled kernel compared with PyTorch, model by model:
 `python -m benchmarks.training_kernel [--avx2] [--write]`.
 
 Both train the same client in one process on one thread and take turns; a ratio is PyTorch's
-processor time over the kernel's in the same turn. `--avx2` narrows the kernel and all of PyTorch's
-libraries to AVX2.
+processor time divided by the kernel's in the same turn. `--avx2` restricts the kernel and all of
+PyTorch's libraries to AVX2.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MODELS: list[tuple[str, tuple[int, ...], int, dict[str, Any]]] = [
 def measure(
     name: str, shape: tuple[int, ...], examples: int, options: dict[str, Any], turns: int
 ) -> dict[str, Any]:
-    """Figures of one model: two epochs of one client in batches of 32; for a small model several
-    times.
+    """Measure one model: two epochs of one client in batches of 32, several times for a small
+    model.
     """
     settings, repeats = (
         LocalTraining(lr=0.01, batch_size=32),

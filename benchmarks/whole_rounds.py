@@ -1,13 +1,13 @@
-"""Whole private rounds beside rounds of a plain loop without privacy:
+"""Whole private rounds, compared with rounds of a plain loop without privacy:
 `python -m benchmarks.whole_rounds [CASE ...]`.
 
 The cases are those that `benchmarks.workloads` leaves out, because they lie outside of local
-training or need another loop: correlated noise, clients that noise their own examples' steps, LaDP,
+training or need another loop: correlated noise, clients that add noise to their own steps, LaDP,
 and one client per round. A case in which clients protect their own examples is also compared with
 Opacus's loop, whose steps are as private as ours. Our side is a run of engine `local` with its
 plan, bounds, noise and ledger on disk, without evaluation and checkpoints. After each round a plain
 loop trains the same cohort with the same numbers of steps and averages the models. A ratio is the
-loop's processor time over ours: above 1 ours is faster. Both sides use one thread.
+loop's processor time divided by ours: above 1, ours is faster. Both sides use one thread.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PlainRounds:
         self._sampler = CohortSampler(assembly.recipe.sampling, self._keys)
 
     def round(self, number: int) -> None:
-        """Train the round's cohort and average."""
+        """Train the round's cohort and average the models."""
         start = {name: value.clone() for name, value in self._module.state_dict().items()}
         total = {name: torch.zeros_like(value) for name, value in start.items()}
         cohort = [int(client) for client in self._sampler.cohort(number)]
@@ -115,7 +115,7 @@ class PlainRounds:
 
 
 def measure(case: str, rounds: int) -> dict[str, Any]:
-    """Figures of one case, without the first round, which warms up."""
+    """Measure one case, without the first round, which warms up."""
     name, overrides = CASES[case]
     more = ["run.evaluate_every=100000", "run.checkpoint_every=100000"]
     recipe = recipes.load(name, [*overrides, *more])

@@ -1,15 +1,15 @@
-"""Local training of client-level recipes beside a plain loop:
+"""Local training of client-level recipes, compared with a plain loop:
 `python -m benchmarks.workloads --json [RECIPE ...]`.
 
 Both train the same block of clients with the same module, examples, epochs and batches; the plain
 loop is `zero_grad`, `backward`, `step` as users write it. Each side runs in a separate process,
 since a trainer changes how its process returns memory. They take turns, and a ratio is the loop's
-processor time over ours in the same turn: above 1 ours is faster. Both sides use one thread. If a
-data set is not on this machine, random inputs of its shape replace it, since contents do not change
-the time. The clients then have equal shares of the published number of examples. Models of more
-than 200,000 parameters train `LARGE` examples per client for one epoch. `benchmarks.example_level`
-compares recipes that bound every example. `benchmarks.whole_rounds` compares correlated noise and
-rounds of one client.
+processor time divided by ours in the same turn: above 1, ours is faster. Both sides use one thread.
+If a data set is not on this machine, random inputs of its shape replace it, since contents do not
+change the time. The clients then have equal shares of the published number of examples. Models of
+more than 200,000 parameters train `LARGE` examples per client for one epoch.
+`benchmarks.example_level` compares recipes that bound every example. `benchmarks.whole_rounds`
+compares correlated noise and rounds of one client.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def client_level() -> list[str]:
-    """Bundled recipes whose clients train before anything is bounded, and whose model needs no
-    file.
+    """List the bundled recipes whose clients train before anything is bounded, and whose model
+    needs no file.
     """
     loaded = {name: recipes.load(name) for name in recipes.names() if name != "nodes"}
     return [
@@ -62,7 +62,7 @@ def client_level() -> list[str]:
 def plain(
     module: nn.Module, start: dict[str, Any], task: ClientTask, settings: LocalTraining, of: Task
 ) -> None:
-    """One client in plain PyTorch."""
+    """Train one client in plain PyTorch."""
     module.load_state_dict(start)
     options = {"momentum": settings.momentum} if settings.optimizer == "sgd" else {}
     optimizer = _OPTIMIZERS[settings.optimizer](module.parameters(), lr=settings.lr, **options)
@@ -78,8 +78,8 @@ def plain(
 
 
 def typical(assembly: Assembly, count: int) -> list[ClientTask]:
-    """`count` clients from the median number of examples upwards, with the layers that the first
-    plan trains.
+    """Choose `count` clients, from the median number of examples upwards, with the layers that the
+    first plan trains.
     """
     source, keys = (
         PartitionedSource(*assembly.data.division),
@@ -96,8 +96,8 @@ def typical(assembly: Assembly, count: int) -> list[ClientTask]:
 
 
 def blocks(assembly: Assembly) -> tuple[list[tuple[Any, torch.Tensor]], bool]:
-    """(inputs, targets) of a typical block of clients, and whether they come from the recipe's
-    data.
+    """Return the (inputs, targets) of a typical block of clients, and whether they come from the
+    recipe's data.
     """
     recipe = assembly.recipe
     size = recipe.run.block_size
@@ -135,7 +135,7 @@ class Side:
             line.send(time.process_time() - started)
 
     def seconds(self) -> float:
-        """Processor time of one turn."""
+        """Return the processor time of one turn."""
         self._line.send(True)
         return float(self._line.recv())
 
@@ -157,7 +157,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, name: str, changes: Sequence[str] = ()) -> Block:
-        """A typical block of clients of a recipe."""
+        """Make a typical block of clients of a recipe."""
         assembly = Assembly(recipes.load(name, list(changes)))
         found, own = blocks(assembly)
         epochs = assembly.recipe.training.epochs
@@ -166,7 +166,7 @@ class Block(NamedTuple):
         return cls(assembly, found, epochs, own)
 
     def tasks(self) -> list[ClientTask]:
-        """The clients' tasks, with the same order of examples at every call."""
+        """Return the clients' tasks, with the same order of examples at every call."""
         keys = KeyRing.from_seed(0)
         return [
             ClientTask(x, y, keys.torch_generator(Purpose.PROBE, i), self.epochs)
@@ -175,8 +175,8 @@ class Block(NamedTuple):
 
 
 def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, Any]:
-    """Seconds of "ours" and "loop" in turn, after one turn that warms up, and the ratios of the
-    loop's over ours.
+    """Measure "ours" and "loop" in turn, after one turn that warms up; return their seconds and the
+    ratios of the loop's time to ours.
     """
     spent: dict[str, list[float]] = {side: [] for side in seconds}
     for turn in range(turns + 1):
@@ -194,7 +194,7 @@ def compared(seconds: dict[str, Callable[[], float]], turns: int) -> dict[str, A
 
 
 def measure(name: str, turns: int) -> dict[str, Any]:
-    """Figures of one recipe."""
+    """Measure one recipe."""
     block = Block.of(name)
     module, settings = block.assembly.model.module(), block.assembly.recipe.training.local
     start = {key: value.clone() for key, value in module.state_dict().items()}

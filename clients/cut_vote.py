@@ -1,4 +1,6 @@
-"""Clients' votes between two cuts of their updates, see `fedlgm.mechanisms.voted_filling`."""
+"""Clients' votes between two ways of bounding their updates (see
+`fedlgm.mechanisms.voted_filling`).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _BATCH = 128
 
 
 def asked_for(plan: ReleasePlan) -> bool:
-    """Whether a plan asks for votes."""
+    """Return whether a plan asks for votes."""
     return any(noisy.query.name == CutVote.name for noisy in plan.queries)
 
 
@@ -48,8 +50,8 @@ class VotingWork(LocalWork):
 
 
 class VotingUpdates(ClientUpdates):
-    """Contributions of whole clients. The clients also vote if the plan asks for votes; see
-    `ClientUpdates`.
+    """Clients' bounded updates, with the clients' votes if the plan asks for votes (see
+    `ClientUpdates`).
     """
 
     answers = frozenset({CutVote.name})
@@ -108,7 +110,7 @@ class CutVotes:
     def add_votes(
         self, updates: Updates, plan: ReleasePlan, model: Tensor, data: Sequence[ClientData]
     ) -> AnsweredUpdates:
-        """The updates with their clients' votes.
+        """Return the updates with their clients' votes.
 
         Args:
             updates: raw updates [b, D].
@@ -126,8 +128,8 @@ class CutVotes:
         )
 
     def _vote(self, update: Tensor, bound: float, model: Tensor, data: ClientData) -> float:
-        """1/2 for the cut by water-filling if its loss is lower, -1/2 for the flat cut, 0 for an
-        abstention. Losses that are not finite count as equal.
+        """Return 1/2 for the cut by water-filling if its loss is lower, -1/2 for the flat cut, 0
+        for an abstention. Losses that are not finite count as equal.
         """
         if self._restored is not None:
             self._restored.restore()

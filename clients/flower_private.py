@@ -30,7 +30,7 @@ _PULL_S = 120.0
 
 
 def version_problem(instead: str) -> str:
-    """The reason why the installed Flower cannot be used; empty if it can.
+    """Return the reason why the installed Flower cannot be used; empty if it can.
 
     Args:
         instead: the remedy, as the end of a sentence.
@@ -65,8 +65,8 @@ class RuntimeConnection:
 
     @classmethod
     def claiming(cls, server: str, secret: bytes) -> RuntimeConnection:
-        """The connection of an executor. The secret that it shares with the SuperNode entitles it
-        to claim tasks.
+        """Open the connection of an executor. The secret that it shares with the SuperNode entitles
+        it to claim tasks.
         """
         from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 
@@ -79,7 +79,7 @@ class RuntimeConnection:
 
     @classmethod
     def working(cls, server: str, token: str) -> RuntimeConnection:
-        """The connection of a ClientApp, which uses the token of its task."""
+        """Open the connection of a ClientApp, which uses the token of its task."""
         from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
 
         return cls(server, "flwr-clientapp", RuntimeTokenHttpInterceptor(token))
@@ -99,7 +99,8 @@ class RuntimeConnection:
         return (answer.token, answer.task.task_id) if answer.token else None
 
     def pull(self) -> tuple[Message, Context]:
-        """Message and context of the task. The app that comes with them is not fetched.
+        """Return the message and the context of the task. The app that comes with them is not
+        fetched.
 
         This is `flwr.supernode.runtime.run_clientapp.pull_task_input` with a timeout for a message
         that never arrives completely.
@@ -169,7 +170,7 @@ class RuntimeConnection:
 
 
 def failed_reply(message: Message, details: str) -> Message:
-    """The reply of a ClientApp that raised."""
+    """Make the reply of a ClientApp that raised an exception."""
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode
 
@@ -217,8 +218,8 @@ def run_supernode(pauses: Sleeps) -> None:
 
 
 def _says_what_failed(record: logging.LogRecord) -> bool:
-    """Add to Flower's "Connection attempt failed, retrying in 2 seconds" which connection failed
-    and what to do.
+    """Add the connection that failed and the remedy to Flower's message "Connection attempt failed,
+    retrying in 2 seconds".
     """
     if str(record.msg).startswith("Connection attempt failed, retrying"):
         record.msg += (

@@ -1,5 +1,5 @@
-"""Releases of clients that plan their layers themselves, from a noisy answer that each client has
-released before.
+"""Releases of clients, each of which plans its layers from a noisy answer that it has released
+before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The client of published variants that are NOT PRIVATE: it reports raw figures of its own updates.
+"""The client of published variants that are NOT PRIVATE: it reports figures of its updates without
+noise.
 
 >>> from fedlgm import mechanisms
 >>> from clients.choice import client_class
@@ -24,7 +25,7 @@ from fedlgm.noise.keys import KeyRing
 
 
 class RawUpdatePlanner:
-    """A client plans from its raw update. NOT PRIVATE.
+    """Planner of a client that plans from its raw update. NOT PRIVATE.
 
     Args:
         mechanism: the published variant.
@@ -45,7 +46,7 @@ class RawUpdatePlanner:
         return follow(asked, noise)
 
     def take_notes(self) -> list[dict[str, np.ndarray]]:
-        """The figures, each [K], of each release since the last call."""
+        """Return the figures, each [K], of each release since the last call."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -103,7 +104,7 @@ class PublishedClient(LayerwiseClient):
 
 
 def train_norms(client: LayerwiseClient, message: Message, context: Context) -> Message:
-    """`PublishedClient.train_norms`, if the client is a `PublishedClient`.
+    """Call `PublishedClient.train_norms` if the client is a `PublishedClient`.
 
     Raises:
         PrivacyError: the client's mechanism is private, so nothing leaves it without noise.

@@ -21,7 +21,7 @@ class ReplyingApp(ClientApp):
     """A `ClientApp` that replies with a `FedlgmError`'s sentence.
 
     Flower would send the text of the exception that it receives. In a simulation this text is Ray's
-    whole traceback, which quotes what the client must keep for itself. The cause, such as the
+    whole traceback, which quotes data that must not leave the client. The cause, such as the
     exception of a user's function, goes to the client's log.
 
     Example:

@@ -1,5 +1,4 @@
-"""Contributions of whole clients. Each client trains on its data, and its update is bounded as the
-plan says.
+"""Contributions of clients that train on their data and whose updates are bounded as the plan says.
 
 >>> from clients import ClientData
 >>> from fedlgm import Guarantee, LayerTable, ReleasePlan, RunFacts, Sampling
@@ -60,7 +59,7 @@ class LocalWork:
 
 
 class ClientUpdates(WholeUpdates):
-    """Contributions of whole clients.
+    """Updates of clients that train on their data.
 
     Args:
         work: training and data.

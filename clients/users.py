@@ -45,8 +45,8 @@ class UserUpdates(WholeUpdates):
     """One contribution per user: the mean of the updates of the user's clients that have data.
 
     This mean is bounded before it is added to the sum, so all clients of a user together change the
-    sum by at most the plan's bounds. Sampling draws users: all clients of a user are in a round, or
-    none.
+    sum by at most the plan's bounds. Sampling draws users: either all clients of a user take part
+    in a round or none.
 
     **Sensitivity.** Let u be a user, C_u the clients of u, and m_u(w) the mean over c in C_u with
     data of the update of c from the model w. It is a function only of the data of u, of w and of

@@ -19,7 +19,7 @@ from strategies.messages import message_to
 Addresses = list[tuple[int | None, list[int]]]
 """The node and the clients of each message; the node is None if a client has no connected node."""
 _POLL_S = 0.1
-_ANSWER_S = 30.0  # seconds in which a node that connects at the last moment can answer
+_ANSWER_S = 30.0  # seconds that a node has to answer if it connects at the last moment
 
 
 class ChargedFirst:

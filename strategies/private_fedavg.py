@@ -119,12 +119,12 @@ class PrivateFedAvg(LayerwiseFedAvg):
         optimizer: the server's optimizer, as an object or a name (see `ServerOptimizer`); by
             default the mean update is added to the model.
         server_lr: learning rate of a named optimizer. The default is 1 for "sgd". It is 0.1 for
-            "momentum", which over the rounds adds up to ten times each update, and 0.01 for "adam"
-            and "yogi", in whose steps each coordinate moves by about the rate.
+            "momentum", with which each update is added up to ten times over the rounds, and 0.01
+            for "adam" and "yogi", in whose steps each coordinate moves by about the rate.
         nodes: settings for waiting for nodes and for failures.
         group_by: see `LayerTable.from_module`.
         continue_ledger: whether the ledger may contain rounds of an earlier process with the same
-            settings; the costs of all rounds then add up. To resume a run after m of its rounds,
+            settings; the costs of all rounds then add up. To resume a run after m rounds,
             also load the saved weights into the model and pass `num_rounds=rounds - m` to `start`.
         flowers: arguments of Flower's own strategies. Each of them is refused with a message that
             names its replacement.

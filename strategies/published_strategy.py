@@ -1,4 +1,5 @@
-"""The strategy of published variants that are NOT PRIVATE: it reads raw figures of the clients.
+"""The strategy of published variants that are NOT PRIVATE: it reads figures of the clients to which
+no noise is added.
 
 >>> from fedlgm import mechanisms
 >>> from strategies import strategy_class

@@ -2,8 +2,8 @@
 single clients.
 
 The reply of a single client is not trusted. It counts as one contribution if it is within the
-plan's bounds. Otherwise it counts as zero and is reported with the node's number. In neither case
-can it weaken the protection of other clients.
+plan's bounds. Otherwise it counts as zero and is reported with the node's number. In both cases the
+protection of the other clients is unaffected.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Sent:
 def in_order(
     sent: Sequence[Sent], replies: Iterable[Message], single: bool, failures: list[Failure]
 ) -> Iterator[tuple[Sent, Message | None]]:
-    """Yield every message with its reply, in the order of the messages and as early as possible. In
-    place of a missing or failed reply, None is yielded.
+    """Yield every message with its reply, in the order of the messages and as early as possible.
+    For a missing or failed reply, yield None.
 
     A reply is matched through the message identifier in its metadata, not through its content. It
     must come from the node that was asked and belong to the same run.

@@ -15,8 +15,8 @@ class Scheduled:
     """A server optimizer whose change of the model in each round is scaled by a factor.
 
     The server optimizers of this library change the model in proportion to their learning rate, and
-    their state does not depend on this rate. To scale the change is therefore the same as to
-    schedule the learning rate. The factors depend only on the number of the round, so scaling is
+    their state does not depend on this rate. Scaling the change is therefore the same as scheduling
+    the learning rate. The factors depend only on the number of the round, so scaling is
     post-processing, like the step of the optimizer.
 
     Args:
@@ -36,13 +36,13 @@ class Scheduled:
         self.inner, self._factors, self._round = step, factors, 0
 
     def step(self, model: Tensor, mean_update: Tensor) -> Tensor:
-        """Next model [D]."""
+        """Compute the next model [D]."""
         factor = float(self._factors[min(self._round, len(self._factors) - 1)])
         self._round += 1
         return model + factor * (self.inner.step(model, mean_update) - model)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint."""
+        """Return the tensors for a checkpoint."""
         return {**self.inner.state(), _ROUND: torch.tensor([self._round])}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:

@@ -54,7 +54,7 @@ class ResumableStep(ServerStep, Protocol):
     """
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint; none for a step without state."""
+        """Return the tensors for a checkpoint; a step without state returns none."""
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:
         """Continue from the global model [D] and the `state` of a checkpoint."""
@@ -126,8 +126,8 @@ def usual_lr(choice: Any) -> float:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name in a recipe stands for a user's optimizer, which may be registered or referred
-    to as "package.module:name".
+    """Return whether a name in a recipe stands for a user's optimizer, which may be registered or
+    referred to as "package.module:name".
 
     Example:
         >>> is_own("yogi"), is_own("mine:Step")

@@ -19,7 +19,7 @@ class Yogi:
 
     Args:
         lr: server learning rate; every coordinate moves by about this much.
-        tau: degree of adaptivity, in units of the update.
+        tau: constant in the denominator (degree of adaptivity), in units of the update.
 
     Example:
         >>> moved = Yogi(lr=0.1, tau=0.0).step(torch.zeros(2), torch.tensor([2.0, -3.0]))
@@ -39,7 +39,7 @@ class Yogi:
         return torch.addcdiv(model, self._mean, self._square.sqrt() + self._tau, value=self._lr)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors for a checkpoint."""
+        """Return the tensors for a checkpoint."""
         return {"mean": self._mean.clone(), "square": self._square.clone()}
 
     def restore(self, model: Tensor, state: dict[str, Tensor]) -> None:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_core_nodes(count: int, store: int | None = None) -> Iterator[str]:
-    """A cluster of nodes with one core each; yields its address.
+    """Start a cluster of nodes with one core each, and yield its address.
 
     Args:
         count: number of nodes.
-        store: size of each node's object store in MB; None leaves it to Ray.
+        store: size of each node's object store in MB; with None, Ray chooses it.
     """
     from ray.cluster_utils import Cluster
 

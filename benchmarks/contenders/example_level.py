@@ -1,5 +1,5 @@
-"""One contender of `benchmarks.example_level` in a separate process: steps on demand, answered with
-CPU seconds.
+"""One contender of `benchmarks.example_level` in a separate process, which takes steps on demand
+and answers with their CPU seconds.
 
     python -m benchmarks.contenders.example_level NETWORK CONTENDER
 
@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Causal, 2 layers, width 128, 64 tokens of a vocabulary of 2,000."""
+    """Causal transformer with 2 layers of width 128, on 64 tokens of a vocabulary of 2,000."""
 
     def __init__(self, width: int = 128, vocabulary: int = 2000, positions: int = 64) -> None:
         super().__init__()
@@ -102,9 +102,9 @@ class Recurrent(nn.Module):
 
 
 class WideEmbedding(nn.Module):
-    """MLP 64-32-10 on the mean of 32 embeddings.
+    """MLP with layers of 64, 32 and 10 units, on the mean of 32 embeddings.
 
-    The table of 20,000 embeddings has 99.8 % of the parameters.
+    The table of 20,000 embeddings holds 99.8 % of the parameters.
     """
 
     def __init__(self) -> None:
@@ -186,7 +186,9 @@ def losses_of(outputs: Tensor, y: Tensor) -> Tensor:
 def plain(
     model: nn.Module, x: Tensor, y: Tensor, micro: int | None, channels_last: bool
 ) -> Callable[[], None]:
-    """SGD by autograd: one batch as users write it, or micro-batches in the best layout."""
+    """Make a step of SGD by autograd: with one batch, as users write it, or with micro-batches in
+    the best layout.
+    """
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
         x = x.contiguous(memory_format=torch.channels_last)
@@ -203,7 +205,7 @@ def plain(
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor, style: str, variant: str) -> Callable[[], None]:
-    """A private step.
+    """Make a private step.
 
     The variant "kernel" uses the compiled kernel. "quiet" adds no noise. "exact" adds no noise and
     sums in float64.
@@ -313,7 +315,7 @@ def contender(network: str, name: str) -> Callable[[], None]:
 
 
 def code() -> float:
-    """Resident MB of mapped files, mainly torch's kernels, which all processes share."""
+    """Return the resident MB of mapped files, mainly torch's kernels, which all processes share."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("RssFile:"))
 

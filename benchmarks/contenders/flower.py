@@ -28,7 +28,7 @@ from benchmarks.contenders import work
 
 @lru_cache(maxsize=1)
 def _resident(name: str) -> tuple[Any, nn.Module]:
-    # An actor process serves many clients; model and data stay in it, as Flower recommends.
+    # An actor process serves many clients; the model and data stay in it, as Flower recommends.
     torch.set_num_threads(1)
     job = _job(name)
     job.clients()

@@ -1,8 +1,9 @@
 """fedlgm: plan, bounds, ledger on disk and noise of a real run, without its evaluation and files.
 
-Without an argument it is the recipe `fashion-mnist` as its users get it, with the engine `auto`
-and, where the machine has it, the compiled kernel. The argument "torch" trains with PyTorch. "ray"
-uses Ray on this machine. "two-nodes" uses Ray on a cluster of two nodes with one core each.
+Without an argument, the contender runs the recipe `fashion-mnist` as its users get it, with the
+engine `auto` and, if the machine has it, the compiled kernel. The argument "torch" trains with
+PyTorch. "ray" uses Ray on this machine. "two-nodes" uses Ray on a cluster of two nodes with one
+core each.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from strategies import AnyNode, CohortSampler, LayerwiseFedAvg, Releaser, Server
 
 
 class _Cohorts(CohortSampler):
-    """The cohorts of a work module."""
+    """Draws the cohorts of a work module."""
 
     job: Any = work
 

@@ -41,7 +41,7 @@ class _Model(nn.Module):
 
 
 class _OnDemand(TrainingProcessCallback):
-    """Ends each round with its time and waits for the next line."""
+    """Reports the time at the end of each round, and waits for the next line."""
 
     started = 0.0
 

@@ -1,5 +1,5 @@
-"""ResNet-18 (GroupNorm) on 32x32 images: 20 clients of 64 images, ten per round, one epoch, batch
-32, two workers.
+"""ResNet-18 (GroupNorm) on 32x32 images: 20 clients of 64 images, ten clients per round, one epoch,
+batches of 32, two workers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The work that every contender does: FashionMNIST, 500 clients, 50 a round, the 26,010-parameter
-CNN.
+"""The work that every contender does: FashionMNIST, 500 clients, 50 clients per round, the
+26,010-parameter CNN.
 
 A contender's device and number of processes come from its environment (`FEDLGM_WORK_DEVICE`,
 `FEDLGM_WORK_PROCESSES`).
@@ -38,12 +38,14 @@ def clients() -> Partition:
 
 
 def cohort(round: int) -> np.ndarray:
-    """The same 50 clients for every contender, ascending."""
+    """Return the round's 50 clients, ascending; they are the same for every contender."""
     return np.sort(np.random.default_rng(round).choice(CLIENTS, COHORT, replace=False))
 
 
 def shares(round: int) -> list[np.ndarray]:
-    """The cohort divided among the processes by size, so that each has the same amount of work."""
+    """Divide the cohort among the processes by size, so that all have about the same amount of
+    work.
+    """
     members = cohort(round)
     members = members[np.argsort(-clients().sizes[members], kind="stable")]
     return [members[i::WORKERS] for i in range(WORKERS)]
@@ -54,7 +56,7 @@ def model(device: torch.device | str = DEVICE) -> nn.Module:
 
 
 def examples(client: int) -> tuple[Tensor, Tensor]:
-    """A client's examples on the device."""
+    """Return a client's examples on the device."""
     index = clients()[client]
     if DEVICE.type == "cpu":
         return torch.from_numpy(dataset().train_x[index]), torch.from_numpy(
@@ -72,7 +74,7 @@ def _on_the_device() -> tuple[Tensor, Tensor]:
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
-    """Local training in plain PyTorch."""
+    """Train a client in plain PyTorch."""
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(y), device=y.device).split(BATCH):
@@ -82,7 +84,8 @@ def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def serve(do_round: Callable[[int], dict[str, float] | None]) -> None:
-    """Line protocol: announce readiness, then time one round for every input line (its number).
+    """Run round 0, announce readiness, and then time one round for every line of input (its
+    number).
 
     The answer includes the round's result.
     """

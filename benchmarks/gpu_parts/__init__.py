@@ -1,1 +1,1 @@
-"""Cost of the private step and of whole private rounds on a GPU."""
+"""Parts of `benchmarks.gpu`: costs of private steps and of whole private rounds on a GPU."""

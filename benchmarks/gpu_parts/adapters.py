@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Scale:
-    """Amount of work to measure."""
+    """Amount of work that is measured."""
 
     clients: int = 1000
     cohort: int = 20
@@ -55,7 +55,7 @@ BILLION = Scale(clients=100, rounds=5, layers=18, width=2048)  # 1.01 billion pa
 
 
 def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
-    """Seconds of a private round and of a round of the bare loop, and their ratio.
+    """Measure the seconds of a private round and of a round of the bare loop, and their ratio.
 
     On a GPU the figures include the peaks of its memory in MiB.
     """
@@ -79,7 +79,8 @@ def measure(device: torch.device, scale: Scale) -> dict[str, Any]:
 
 
 def measure_steps(device: torch.device, scale: Scale, turns: int = 10) -> dict[str, Any]:
-    """Seconds of a private step and of a plain step on the same batch. The two steps alternate.
+    """Measure the seconds of a private step and of a plain step on the same batch. The two steps
+    alternate.
 
     The private step bounds each sequence's gradient, adapter by adapter, and adds noise.
 
@@ -161,13 +162,13 @@ def _built(scale: Scale) -> nn.Module:
 
 
 def _model(scale: Scale) -> nn.Module:
-    """A copy of the built model, because a large model takes longer to build than to copy."""
+    """Return a copy of the built model, because a large model takes longer to build than to copy."""
     return copy.deepcopy(_built(scale))
 
 
 def _peak(device: torch.device, work: Callable[[], Result]) -> tuple[Result, float | None]:
-    """The result of `work()`, and the MiB by which the peak of the GPU's memory exceeds the use
-    before.
+    """Return the result of `work()`, and the MiB by which the GPU's peak memory exceeds the memory
+    in use before.
     """
     if device.type != "cuda":
         return work(), None
@@ -180,7 +181,7 @@ def _peak(device: torch.device, work: Callable[[], Result]) -> tuple[Result, flo
 
 
 def adapted_gpt2(scale: Scale) -> nn.Module:
-    """A causal language model of GPT-2's kind; only its LoRA adapters are trained."""
+    """Build a causal language model of GPT-2's kind, of which only the LoRA adapters are trained."""
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -1,4 +1,6 @@
-"""The kernels against references on a device: sums, noise, statistics, no host synchronisation."""
+"""Checks of the kernels against references on a device: sums, noise, statistics, no host
+synchronisation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from fedlgm.noise.draws import Family
 
 
 def check_all(device: torch.device, backend: kernels.Backend, sizes: list[int]) -> dict[str, bool]:
-    """Kernels against references on `device`; every value must be True."""
+    """Check the kernels against references on `device`; every value of the result must be True."""
     generator = torch.Generator().manual_seed(0)
     updates = torch.randn(3, sum(sizes), generator=generator)
     factors = torch.rand(3, len(sizes), generator=generator)
@@ -164,7 +166,7 @@ def check_no_sync() -> dict[str, bool]:
 def bounded_step(
     updates: Tensor, offsets: Tensor, clip: Tensor, scale: Tensor, total: Tensor
 ) -> None:
-    """A round's work on its only block: bound, sum, add noise."""
+    """Do a round's work on its only block: bound, sum and add noise."""
     kernels.clip_scale_sum(
         updates, offsets, kernels.clip_factors(updates, offsets, clip).factors, total
     )

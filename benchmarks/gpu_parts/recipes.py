@@ -2,7 +2,7 @@
 thousands.
 
 The blocks of clients and the plain loop are those of `benchmarks.workloads`; every client's
-examples lie on the GPU before the loop starts. A turn ends when the GPU has done its work.
+examples are on the GPU before the loop starts. A turn ends when the GPU has done its work.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ COHORT = {"clients": 50_000, "cohort": 5_000, "rounds": 10, "engine": "local"}
 
 
 def cohorts(device: str = "cuda") -> dict[str, Any]:
-    """Rounds with a linear model and 5,000 of 50,000 clients, with the GPU and on one core of the
-    same machine.
+    """Measure rounds with a linear model and 5,000 of 50,000 clients, on the GPU and on one core of
+    the same machine.
     """
     runs = {place: scale.federation(**COHORT, device=place) for place in (device, "cpu")}  # type: ignore[arg-type]
     return {
@@ -42,7 +42,7 @@ def cohorts(device: str = "cuda") -> dict[str, Any]:
 
 
 def beside_a_loop(name: str, turns: int, device: str) -> dict[str, Any]:
-    """Figures of one recipe."""
+    """Measure one recipe."""
     block = workloads.Block.of(name, [f"training.device={device}"])
     assembly = resolve_auto(block.assembly, workers=1)
     section, model = assembly.recipe.training, assembly.model.initial()

@@ -1,9 +1,9 @@
-"""Whole private rounds (train, bound, add up, noise, step): many clients at once against one after
-another.
+"""Whole private rounds (train, bound, add up, noise, step): many clients at once, compared with one
+after another.
 
 The clients are those of the experiments: 26,010-parameter CNN, images of 28 x 28, about 120
 examples per client (unequal, as a Dirichlet partition gives them), three epochs of Adam in batches
-of 32. Images are synthetic: time does not depend on their content.
+of 32. The images are synthetic, because the time does not depend on their content.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TARGET = 20.0  # ratio of clients per second, vectorised over sequential, on the
 
 @dataclass(frozen=True)
 class Scale:
-    """Amount of work to measure.
+    """Amount of work that is measured.
 
     Attributes:
         clients: number of clients of a round.
@@ -49,7 +49,7 @@ class Scale:
         subset: number of clients of a sequential round; their sizes are spread evenly over all
             sizes.
         widths: numbers of clients that are trained at once.
-        repeats: timed rounds after one that warms up.
+        repeats: number of timed rounds, after one round that warms up.
     """
 
     clients: int
@@ -71,7 +71,7 @@ class Round:
         self.device = device
         rng = np.random.default_rng(0)
         shares = rng.dirichlet(np.full(scale.clients, 4.0))
-        # Longest clients first, as a simulation orders its blocks.
+        # The clients with the most examples come first, as in the blocks of a simulation.
         self.sizes = np.sort(
             np.maximum(1, np.round(shares * scale.clients * scale.examples)).astype(int)
         )[::-1]
@@ -105,7 +105,7 @@ class Round:
         )
 
     def run(self, trainer: Trainer, clients: np.ndarray) -> Tensor:
-        """The next model [D]."""
+        """Return the next model [D]."""
         keys = KeyRing(1)
         tasks = [
             ClientTask(x, y, keys.torch_generator(Purpose.TRAIN, 1, int(c)), SETTINGS.epochs)
@@ -151,7 +151,7 @@ def _convolve_by_products_(module: torch.nn.Module) -> None:
 
 
 def check(device: torch.device, scale: Scale) -> dict[str, bool]:
-    """Whether rounds are reproducible on the device and agree with the CPU's."""
+    """Check whether rounds are reproducible on the device and agree with rounds on the CPU."""
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)
     reference = cpu.run(cpu.sequential(), everyone)
@@ -176,9 +176,10 @@ def check(device: torch.device, scale: Scale) -> dict[str, bool]:
 
 
 def measure(device: torch.device, scale: Scale, compile_all: bool = False) -> dict[str, Any]:
-    """Clients per second of every way to train.
+    """Measure the clients trained per second, for each way of training.
 
-    Only the fastest width is also measured with compilation, unless all are requested.
+    Compilation is measured only for the fastest number of clients at once, unless all are
+    requested.
     """
     here, cpu = Round(scale, device), Round(scale, torch.device("cpu"))
     everyone = np.arange(scale.clients)

@@ -23,7 +23,9 @@ PROCESSES = (1, 8)
 
 
 def measure(rounds: int = 10) -> dict[str, Any]:
-    """Medians over `rounds` alternating rounds of every contender, and their ratios over ours."""
+    """Return the medians over `rounds` alternating rounds of every contender, and their ratios to
+    ours.
+    """
     made = contenders()
     answers = interleaved(made, rounds)
     times = {name: [answer["seconds"] for answer in rows] for name, rows in answers.items()}
@@ -40,7 +42,7 @@ def measure(rounds: int = 10) -> dict[str, Any]:
 
 
 def contenders() -> dict[str, Contender]:
-    """The contenders after their first round; pfl takes part if it is installed."""
+    """Start the contenders and run their first round; pfl takes part if it is installed."""
     makers: dict[str, Callable[[], Contender]] = {
         "ours": partial(Contender, ["ours"], environment=_environment(1))
     }

@@ -1,9 +1,9 @@
-"""Times of a bounded sum with noise and of noise alone, against copies and against the obvious
+"""Times of a bounded sum with noise and of noise alone, compared with copies and with a simple
 loop.
 
-Medians over repetitions with a flushed L2 cache. `device_ms` is the GPU's time: a spinning kernel
-in front keeps it busy until everything is queued. `elapsed_ms` includes waiting for the host to
-launch.
+Times are medians over repetitions with a flushed L2 cache. `device_ms` is the GPU's time: a
+spinning kernel keeps the GPU busy until everything is queued. `elapsed_ms` includes waiting for the
+host to launch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Timer:
     def __init__(self, repeats: int = 30) -> None:
         self.repeats = repeats
         self.flush = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-        # Clocks rise under load only, and a spin that is too short would let the host's launches
+        # Clocks rise only under load, and a spin that is too short would let the host's launches
         # into `device_ms`.
         spins = [self._between(lambda: torch.cuda._sleep(20_000_000)) for _ in range(40)]
         self.cycles_per_ms = 2e7 / min(spins)
@@ -69,7 +69,7 @@ class Timer:
 
 
 def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -> Tensor:
-    """The simple loop: layer by layer, all clients at once, noise from torch.randn."""
+    """Run the simple loop: layer by layer, with all clients at once and noise from torch.randn."""
     out = torch.empty(updates.shape[1], device=updates.device)
     start = 0
     for k, size in enumerate(sizes):
@@ -83,7 +83,7 @@ def torch_loop(updates: Tensor, sizes: list[int], clip: Tensor, scale: Tensor) -
 
 
 def opacus_noise() -> tuple[str, Callable[[float, Tensor], Tensor]]:
-    """Opacus' noise for one parameter, or the same operation if Opacus is not installed."""
+    """Return a label and Opacus's noise function, or an equal function if Opacus is not installed."""
     try:
         from opacus.optimizers.optimizer import _generate_noise
 
@@ -97,14 +97,14 @@ def opacus_noise() -> tuple[str, Callable[[float, Tensor], Tensor]]:
 
 
 def time_copy(timer: Timer, size: int) -> float:
-    """Device milliseconds of copying `size` bytes within the device's memory."""
+    """Measure the device milliseconds of copying `size` bytes within the device's memory."""
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return timer(lambda: target.copy_(source))["device_ms"]
 
 
 def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) -> dict[str, Any]:
-    """Bounding and summing a block of clients and adding noise, as in a round."""
+    """Time the bounding and summing of a block of clients and the addition of noise, as in a round."""
     size, offsets = sum(sizes), offsets_of(sizes)
     updates = kernels.empty_block(clients, size, "cuda").normal_()
     clip = torch.full((len(sizes),), 1.0, device="cuda")
@@ -144,8 +144,8 @@ def time_bounded_sum(timer: Timer, name: str, sizes: list[int], clients: int) ->
 
 
 def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dict[str, Any]:
-    """Noise alone on the summed update, against torch.randn and against noise parameter by
-    parameter.
+    """Time the noise alone on the summed update, compared with torch.randn and with noise that is
+    added parameter by parameter.
     """
     vector, offsets = torch.zeros(sum(sizes), device="cuda"), offsets_of(sizes)
     scale = torch.full((len(sizes),), 0.1, device="cuda")
@@ -172,7 +172,7 @@ def time_noise(timer: Timer, name: str, sizes: list[int], family: Family) -> dic
 
 
 def sweep(timer: Timer) -> list[dict[str, Any]]:
-    """Sum with noise on ResNet-18, one client, for several launch configurations."""
+    """Time the sum with noise for ResNet-18 and one client, with several launch configurations."""
     from fedlgm.aggregation.kernels import triton_kernels
 
     sizes = models()["resnet18"]
@@ -192,7 +192,9 @@ def sweep(timer: Timer) -> list[dict[str, Any]]:
 
 
 def time_cpu(sizes: list[int], repeats: int = 5) -> dict[str, float]:
-    """Noise of the torch backend on one CPU thread against torch.randn of the same size."""
+    """Time the noise of the torch backend on one CPU thread, compared with torch.randn of the same
+    size.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     vector, scale, offsets = (
