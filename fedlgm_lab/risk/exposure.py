@@ -107,6 +107,15 @@ class ShadowTraining:
         ):
             raise ConfigError(f"shadow training out of range: {self}")
 
+    def count_members(self, examples: int) -> int:
+        """Return the number of examples on which the shadow model is trained. On either side there
+        are enough examples for the adversaries.
+
+        >>> ShadowTraining(members=0.01).count_members(60)
+        10
+        """
+        return min(max(int(self.members * examples), LEAST // 4), examples - LEAST // 4)
+
 
 def layer_risk(
     shadow: nn.Module,
@@ -143,7 +152,7 @@ def layer_risk(
     if len(public_y) < LEAST:
         raise ConfigError(f"layer risk needs at least {LEAST} public examples, got {len(public_y)}")
     order = torch.randperm(len(public_y), generator=keys.torch_generator(Purpose.PROBE, 0))
-    count = min(max(int(settings.members * len(order)), LEAST // 4), len(order) - LEAST // 4)
+    count = settings.count_members(len(order))
     inside, outside = order[:count], order[count:]
     table = LayerTable.from_module(shadow)
     steps = settings.epochs + len(table)

@@ -263,7 +263,7 @@ def measure(
     weights = public_bias_weights(
         fresh, LayerTable.from_module(fresh), x[few], public.y[few], clip, task
     )
-    members = int(settings.members * len(x))
+    members = settings.count_members(len(x))
     return Findings(
         tuple(risks), public.source, len(x), min(members, len(x) - members), tuple(weights.tolist())
     )

@@ -173,7 +173,10 @@ def test_compare_with_attacks(run, tiny_file, tmp_path):
     for cell in (bare, noised):
         assert 0.3 < cell["membership_auc"] < 0.7
         assert cell["gan"]["3"]["floor"] < cell["gan"]["3"]["nearest_class"]
-    kept = {path: path.read_bytes() for path in (tmp_path / "set").glob("*/private/compared_attacks.json")}
+    kept = {
+        path: path.read_bytes()
+        for path in (tmp_path / "set").glob("*/private/compared_attacks.json")
+    }
     assert len(kept) == 2
     assert all(
         path.stat().st_mode & 0o077 == 0 for path in kept
