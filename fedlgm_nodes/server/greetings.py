@@ -77,5 +77,5 @@ class Greetings:
         (self._at_work if behind else self._behind).discard(client)
 
     def took(self, client: int, seconds: float) -> None:
-        """Record how many seconds a client's answer took."""
+        """Record how long the answer of a client took, in seconds."""
         self._took[client] = seconds
