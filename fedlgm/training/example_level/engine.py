@@ -465,8 +465,8 @@ class ExampleGradients:
 @contextmanager
 def _replace_forward(
     sites: Sequence[Any],
-    pools: Sequence[nn.Module],
-    restored: Restored,
+    pools: Sequence[Any],
+    restored: Restored | None,
     call: Callable[..., Any],
     with_pools: bool = True,
 ) -> Iterator[None]:
