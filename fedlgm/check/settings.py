@@ -91,27 +91,32 @@ class Settings:
         noise_seed: whether the seed of the noise is "secret" or "public".
         sampler: "poisson", "shuffle" (each unit once per epoch, in any order), "fixed" (batches of
             a fixed size, drawn anew for each step) or "all".
-        sampling_rate, batch_size, population: probability that a unit takes part in a step, units
-            per batch, units in the data. epochs, steps: number of passes over the data, and number
-            of releases (in a federation, rounds). participations: largest number of steps in which
-            one unit takes part. drop_last: whether batches are left out because of their size.
-            denominator: divisor of a sum, "expected" (a public number) or "realised". weights:
-            weights of the units, "uniform" or "examples" (private numbers of examples). unit,
-            relation: unit of privacy, and stated neighbouring relation. With a relation of None,
-            the report chooses the relation of its proof.
-        trust: "central", or "local" (each client adds noise to its release). units_per_person:
-        largest number of units of one person, if epsilon is stated for people. delta, epsilon: the
-        stated delta and epsilon. stated_for: what the stated epsilon covers: "round", "epoch",
-        "part" (what followed the last
+        sampling_rate: probability that a unit takes part in a step.
+        batch_size: units per batch.
+        population: units in the data.
+        epochs: number of passes over the data.
+        steps: number of releases (in a federation, rounds).
+        participations: largest number of steps in which one unit takes part.
+        drop_last: whether batches are left out because of their size.
+        denominator: divisor of a sum, "expected" (a public number) or "realised".
+        weights: weights of the units, "uniform" or "examples" (private numbers of examples).
+        unit: unit of privacy.
+        relation: stated neighbouring relation. With None, the report chooses the relation of its
+            proof.
+        trust: "central", or "local" (each client adds noise to its release).
+        units_per_person: largest number of units of one person, if epsilon is stated for people.
+        delta, epsilon: the stated delta and epsilon.
+        stated_for: what the stated epsilon covers: "round", "epoch", "part" (what followed the last
             start of the accountant) or "run".
-        accounted_as: sampling that the accounting assumed, "poisson", "fixed" or "none". accounted:
-        values with which epsilon was computed, where they may differ from the values of
+        accounted_as: sampling that the accounting assumed, "poisson", "fixed" or "none".
+        accounted: values with which epsilon was computed, where they may differ from the values of
             the run: `noise_multiplier`, `sampling_rate`, `batch_size`, `population`, `epochs`,
             `steps`.
         accountant: "pld", "rdp", "prv", "gdp" or "classical" (the noise multiplier is sqrt(2
-        ln(1.25 / delta)) / epsilon). orders: Renyi orders of the accounting, each above 1. runs,
-        search_charged: number of runs on the same data, this one included, and whether the
-            stated epsilon covers all of them.
+            ln(1.25 / delta)) / epsilon).
+        orders: Renyi orders of the accounting, each above 1.
+        runs: number of runs on the same data, this one included.
+        search_charged: whether the stated epsilon covers all of these runs.
 
     Raises:
         ConfigError: a value is of the wrong type, out of range, or contradicts another one.

@@ -148,7 +148,7 @@ class RunSummary(ModelFigures, PrivacyFigures, total=False):
         base_sha256, unmoved: for a model with frozen parameters, their hash, and the parameters
             that no round changed.
         audited_epsilon, audit_method, audit_confidence, audit_passed: results of `run.audit`, only
-        for the operator.
+            for the operator.
         failures, seconds_per_round, seconds: figures only for the operator, which are not kept in
             the run's folder.
         report: file of the report, if written.

@@ -102,6 +102,46 @@ def test_every_public_class_of_the_api_pages_has_an_example():
     )
 
 
+SECTION = re.compile(r"(Args|Attributes|Raises):")
+ENTRY = re.compile(r" {4}\*{0,2}[\w.`]+( \(.*?\))?(, \*{0,2}[\w.`]+| or \w+)*: ")
+
+
+def broken_entries(docstring):
+    """Lines of a section that stand where an entry begins and name none."""
+    inside = False
+    for line in docstring.splitlines():
+        if line and not line.startswith(" "):
+            inside = SECTION.fullmatch(line) is not None
+        elif inside and re.match(r" {4}\S", line) and not ENTRY.match(line):
+            yield line
+
+
+def test_each_entry_of_a_section_begins_with_its_name():
+    broken = [
+        (str(file.relative_to(ROOT)), line)
+        for package in (*PACKAGES, "benchmarks")
+        for file in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for line in broken_entries(ast.get_docstring(node) or "")
+    ]
+    assert broken == [], "indent what continues an entry; one entry a name"
+
+
+def test_an_entry_without_a_name_is_found():
+    docstring = """Sum.
+
+    Args:
+        rows, weights: what is summed.
+            Weights are positive.
+        others of the same length.
+
+    Returns:
+        A sum.
+    """
+    assert list(broken_entries(inspect.cleandoc(docstring))) == ["    others of the same length."]
+
+
 def test_a_class_without_an_example_is_found():
     source = '''"""A module.
 
