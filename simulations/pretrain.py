@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedlgm.checks import check_count
 from fedlgm.data.text import encode
 from fedlgm.errors import ConfigError, DataError
 from fedlgm.files import PUBLIC, explain_failure, path_of, replacing
@@ -123,9 +124,11 @@ def pretrain(
         progress: called with the number of steps and the mean loss, ten times.
 
     Raises:
-        ConfigError: the recipe has another task or alphabet, or there is no file to write.
+        ConfigError: the recipe has another task or alphabet, there is no file to write, or `steps`
+            is not at least 1.
         DataError: a text cannot be read, or all are too short.
     """
+    check_count("steps", steps)
     named = out if out is not None else recipe.model.weights
     if named is None:
         raise ConfigError("pretrain: --out names no file, and the recipe has no model.weights")

@@ -374,9 +374,9 @@ class LayerwiseFedAvg(FedAvg):
         if reply is not None:
             try:
                 values = self._contribution(reply, pending.plan)
+                self._read_more(reply, 1, pending)
                 block.merge(torch.from_numpy(values), 1, 0)
                 pending.norms[request.clients[0]] = float(np.linalg.norm(values))
-                self._read_more(reply, 1, pending)
             except PrivacyError as error:
                 pending.failures.append(
                     Failure("rejected", request.node, request.clients[0], str(error))

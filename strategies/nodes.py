@@ -6,12 +6,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 
 import numpy as np
 from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedlgm import wire
+from fedlgm.checks import Positive, Rate, check_annotated, check_counts
 from fedlgm.errors import Notice, RunError
 from fedlgm.wire import printable
 from strategies.messages import message_to
@@ -116,6 +119,9 @@ class OneNodePerClient(ChargedFirst):
         test_mode: whether real nodes may run with a public seed, which protects nothing.
         keyed: whether simulated nodes have the same keys again after the run is resumed.
 
+    Raises:
+        ConfigError: a value is out of range or of another type.
+
     Example:
         >>> OneNodePerClient(quorum=0.5).addresses([np.array([3, 4])])  # no node has connected yet
         [(None, [3]), (None, [4])]
@@ -124,15 +130,18 @@ class OneNodePerClient(ChargedFirst):
     single = True
     work = None
 
-    wait: float = 120.0
-    round_timeout: float | None = None
-    quorum: float | None = None
-    max_failures: int | None = None
+    wait: Positive = 120.0
+    round_timeout: Positive | None = None
+    quorum: Rate | None = None
+    max_failures: Annotated[int, partial(check_counts, least=0)] | None = None
     simulated: bool = False
     test_mode: bool = False
     keyed: bool = True
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)  # client -> node
     _known: set[int] = field(default_factory=set, repr=False)
+
+    def __post_init__(self) -> None:
+        check_annotated("OneNodePerClient", OneNodePerClient, vars(self))
 
     @property
     def repeats(self) -> bool:
@@ -156,20 +165,16 @@ class OneNodePerClient(ChargedFirst):
                 self._name_silent(here)
             return
         deadline = time.monotonic() + self.wait
-        needed = (
-            population if self.quorum is None else max(1, int(np.ceil(self.quorum * population)))
-        )
         while True:
             here = set(grid.get_node_ids())
             self._meet(
                 grid, here, population, max(min(self.wait, _ANSWER_S), deadline - time.monotonic())
             )
             missing = sorted(set(range(population)) - self._nodes.keys())
-            if not missing or (len(self._nodes) >= needed and time.monotonic() > deadline):
+            late = time.monotonic() > deadline
+            if not missing or (late and len(self._nodes) >= (self.quorum or 1) * population):
                 break
-            if time.monotonic() > deadline:
-                if not self._nodes:
-                    raise RunError(f"no node connected within {self.wait:.0f} s")
+            if late:
                 raise RunError(
                     f"{len(missing)} of {population} clients have no node after {self.wait:.0f} s, "
                     f"beginning with client {missing[0]}: start them, or set federation.quorum to "

@@ -41,7 +41,7 @@ def export_adapter(
         The values of `simulations.exports.export.export`.
 
     Raises:
-        ConfigError: the model has no adapters, or as in `load_model`.
+        ConfigError: the model has no adapters of peft or `LowRank`, or as in `load_model`.
         RunError: the run has not changed any adapter, `out` is not a folder, or as in `load_model`.
     """
     folder = path_of("run", run) / "adapter" if out is None else path_of("out", out)
@@ -90,6 +90,11 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The same for `LowRank` layers. Other trained modules are saved completely."""
     adapted = {name: child for name, child in model.named_modules() if isinstance(child, LowRank)}
+    if not adapted:
+        raise ConfigError(
+            "its parameters lora_A and lora_B belong neither to peft nor to "
+            "fedlgm.training.models.adapters.LowRank, so their scale is not known: export it as a whole"
+        )
     ranks = {name: child.rank for name, child in adapted.items()}
     alphas = {name: child.alpha for name, child in adapted.items()}
     tensors: dict[str, Tensor] = {}

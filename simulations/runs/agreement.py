@@ -135,7 +135,7 @@ def check_rows(
                 f"{where} says epsilon = {_text(epsilon)} in round {round_}, but by the ledger it "
                 f"is at least {_text(least)}: it was changed; restore it from a backup"
             )
-        least = epsilon
+        least = max(least, epsilon)
 
 
 def _same(stated: object, true: object) -> bool:

@@ -40,6 +40,7 @@ from fedlgm_nodes.deploy.server_entry import recipe_for_nodes, work_of
 from simulations.cli import app
 from simulations.config import recipe as recipes
 from simulations.config.fingerprints import fixed_digest
+from simulations.pretrain import pretrain
 from simulations.runs.folder import RunFolder
 
 CHANGES = {
@@ -170,6 +171,24 @@ def test_a_run_without_adapters_has_none_to_export(tmp_path):
         result.export(tmp_path / "adapter", adapter=True)
     done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--adapter"])
     assert done.exit_code != 0
+    assert not (tmp_path / "adapter").exists()
+
+
+def test_adapters_whose_scale_is_not_known_are_not_exported(tmp_path):
+    class Foreign(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.lora_A, self.lora_B = nn.Linear(6, 3), nn.Linear(6, 2), nn.Linear(2, 3)
+            self.base.requires_grad_(False)
+
+        def forward(self, x):
+            return self.base(x) + 0.1 * self.lora_B(self.lora_A(x))
+
+    result = simulations.simulate(
+        model=Foreign(), data=numbers(), overrides=CHANGES, run_dir=tmp_path / "run"
+    )
+    with pytest.raises(ConfigError, match=r"belong neither to peft nor to .*LowRank"):
+        result.export(tmp_path / "adapter", adapter=True)
     assert not (tmp_path / "adapter").exists()
 
 
@@ -415,3 +434,6 @@ def test_a_base_is_pretrained_on_public_text(tmp_path, monkeypatch):
         (["--set", "task.name=classification"], "next-token"),
     ):
         assert message in str(CliRunner().invoke(app, [*words, *extra]).exception)
+    with pytest.raises(ConfigError, match="steps must be a whole number of at least 1, got 0"):
+        pretrain(recipes.load("text-adapters"), "base.safetensors", steps=0)
+    assert not (tmp_path / "base.safetensors").exists()

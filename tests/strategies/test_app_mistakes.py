@@ -10,7 +10,7 @@ from mistakes import ends_in_one_sentence
 from torch import nn
 
 from clients import PrivateClientApp
-from strategies import PrivateFedAvg
+from strategies import OneNodePerClient, PrivateFedAvg
 
 
 def strategy(*model: Any, **given: Any) -> Callable[[], Any]:
@@ -22,6 +22,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "nodes by number": (
         strategy(nodes=5),
         "nodes must be a strategies.OneNodePerClient(...), got 5",
+    ),
+    "no time to wait": (
+        lambda: OneNodePerClient(wait=float("nan")),
+        "OneNodePerClient: wait must be finite and positive, got nan",
+    ),
+    "a quorum in percent": (
+        lambda: OneNodePerClient(quorum=80),
+        "OneNodePerClient: quorum must lie in (0, 1], got 80",
+    ),
+    "a number of failures below zero": (
+        lambda: OneNodePerClient(max_failures=-1),
+        "OneNodePerClient: max_failures must be a whole number of at least 0, got -1",
     ),
     "the bound as an argument": (
         strategy(bound=0.5),

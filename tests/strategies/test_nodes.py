@@ -110,7 +110,7 @@ def test_two_nodes_for_one_client_are_named(start):
 
 def test_no_node_at_all(start):
     federation = start(grid=type("_", (NodeGrid,), {"clients": ()}))
-    with pytest.raises(RunError, match="no node connected within 0 s"):
+    with pytest.raises(RunError, match="10 of 10 clients have no node after 0 s"):
         federation.run(1)
 
 

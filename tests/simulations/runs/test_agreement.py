@@ -18,6 +18,7 @@ import simulations
 from fedlgm import Guarantee, Mechanism, ReleasePlan, mechanisms
 from fedlgm.errors import FedlgmError, LedgerError, RunError
 from fedlgm.mechanisms.method import Method
+from fedlgm.privacy.ledger import Ledger
 from fedlgm_lab.attacks.runs.target import Target
 from fedlgm_lab.audits import Audit
 from fedlgm_lab.audits.runs.targets import audit_run
@@ -30,6 +31,8 @@ from simulations.config.assembly import Assembly
 from simulations.config.facts import facts_of
 from simulations.exports import export
 from simulations.runs import protection
+from simulations.runs.agreement import check_rows
+from simulations.runs.folder import RunFolder
 from simulations.summaries.ledgers import ledger_report
 from tests.support import example_level
 
@@ -89,6 +92,18 @@ def test_an_edited_figure_is_refused(edited, figures):
 def test_an_epsilon_that_is_no_number_is_refused(edited, epsilon):
     with pytest.raises(RunError, match=r"result\.json is damaged \(epsilon: must be a number"):
         report.write_report(edited(epsilon=epsilon))
+
+
+def test_no_later_row_has_a_smaller_epsilon(finished):
+    """Within the tolerance each row could be a little below the one before, round after round."""
+    recipe = RunFolder.open(finished).recipe()
+    with Ledger(finished / "ledger.sqlite") as ledger:
+        first = next(iter(RunFolder.open(finished).metrics))
+        falling = [
+            first | {"round": i + 1, "epsilon": first["epsilon"] * 0.9992**i} for i in range(3)
+        ]
+        with pytest.raises(LedgerError, match=r"says epsilon = .* in round 3"):
+            check_rows([*falling, first | {"round": 4, "epsilon": 100.0}], recipe, ledger, "rows")
 
 
 def test_every_reader_refuses(edited):

@@ -48,7 +48,7 @@ def test_a_run_of_real_nodes_is_not_continued_with_simulated_clients(tiny, tmp_p
     folder = new_folder.create(tmp_path / "run", assembly.recipe)
     nodes = nodes_of(assembly, "clients")
     assert not nodes.simulated
-    with pytest.raises(RunError, match=r"no node connected|does not|says that"):
+    with pytest.raises(RunError, match="have no node after 0 s"):
         serve(LocalGrid(silent()), assembly, folder, "flower", nodes=nodes)
     with pytest.raises(
         RunError, match="was run with real nodes: it cannot be continued with simulated clients"
