@@ -64,7 +64,7 @@ def export_adapter(
         )
     texts_of = texts(told) | {"base_sha256": fixed_digest(loaded), "format": "pt"}
     model = models.original(loaded)
-    tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(model)
+    tensors, config = _of_peft(model) if hasattr(model, "peft_config") else _of_low_rank(run, model)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,13 +87,13 @@ def _of_peft(model: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return get_peft_model_state_dict(model), plain | {"inference_mode": True}
 
 
-def _of_low_rank(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _of_low_rank(run: Path | str, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The same for `LowRank` layers. Other trained modules are saved completely."""
     adapted = {name: child for name, child in model.named_modules() if isinstance(child, LowRank)}
     if not adapted:
         raise ConfigError(
-            "its parameters lora_A and lora_B belong neither to peft nor to "
-            "fedlgm.training.models.adapters.LowRank, so their scale is not known: export it as a whole"
+            f"{run}: the scale of its model's adapters is not known, because they belong neither "
+            "to peft nor to fedlgm.training.models.adapters.LowRank: export it as a whole"
         )
     ranks = {name: child.rank for name, child in adapted.items()}
     alphas = {name: child.alpha for name, child in adapted.items()}

@@ -187,7 +187,9 @@ def test_adapters_whose_scale_is_not_known_are_not_exported(tmp_path):
     result = simulations.simulate(
         model=Foreign(), data=numbers(), overrides=CHANGES, run_dir=tmp_path / "run"
     )
-    with pytest.raises(ConfigError, match=r"belong neither to peft nor to .*LowRank"):
+    with pytest.raises(
+        ConfigError, match=r"run: the scale .* belong neither to peft nor to .*LowRank"
+    ):
         result.export(tmp_path / "adapter", adapter=True)
     assert not (tmp_path / "adapter").exists()
 

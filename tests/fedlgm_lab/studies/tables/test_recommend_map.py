@@ -65,15 +65,16 @@ def test_scores_do_not_depend_on_the_budget() -> None:
     ],
 )
 def test_the_kept_scores_are_those_of_recommend(study: str, network: str) -> None:
-    """Another processor rounds the training differently and moves a score by up to 7 %, which is
-    less than the range of the scores over the initial models."""
+    """Another processor rounds the training differently and moves a score by up to 7 %, and by less
+    than the range of the scores over the initial models."""
     name = f"{study}, {network}, 0"
     recipe = dict(recommend_map.recipes(files.load(study)))[name]
     scores, kept = recommend_map.predict(recipe), KEPT[name]
     assert scores.keys() == kept.keys()
     for rule, score in scores.items():
         initials = [KEPT[f"{study}, {network}, {initial}"][rule] for initial in range(6)]
-        assert abs(score - kept[rule]) <= max(initials) - min(initials), rule
+        most = min(0.08 * kept[rule], max(initials) - min(initials))
+        assert abs(score - kept[rule]) <= most, rule
     assert bool(kept) == (network != "ratio 1000")
 
 
